@@ -21,6 +21,16 @@ CALLED = {"name": "add", "arguments": "{}"}
 OBJECT = {"type": "json_object"}
 
 
+def _wrong(**fields: Any) -> list[Row]:
+    """Rows of fields that each alone have a wrong value."""
+    return [({name: value}, VALUE, name) for name, value in fields.items()]
+
+
+def _each(name: str, *values: Any) -> list[Row]:
+    """Rows of one field with wrong values."""
+    return [({name: value}, VALUE, name) for value in values]
+
+
 def _tools(number: int) -> list[Any]:
     return [{"type": "function", "function": {**FUNCTION, "name": f"f{index}"}} for index in range(number)]
 
@@ -80,18 +90,15 @@ CHATS: list[Row] = [
     (_calling({"id": "1", "type": "other", "function": CALLED}), VALUE, f"{FIRST}.tool_calls[0].type"),
     # tools
     ({"tools": _tools(512)}, TAKEN, ""),
-    ({"tools": _tools(513)}, VALUE, "tools"),
+    *_wrong(tool_choice="required"),
+    *_each("tools", _tools(513), [_custom("lark", "start: (")], [_custom("regex", "(")], [TOOL, TOOL]),
     ({"tools": [{"type": "patch"}]}, VALUE, "tools[0]"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, VALUE, "tools[0].function.name"),
     ({"tools": [{"type": "custom"}]}, MISSING, "tools[0].custom"),
     ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, VALUE, "tools[0].custom.name"),
     ({"tools": [{"type": "custom", "custom": {"name": "a", "x": 1}}]}, UNKNOWN, "tools[0].custom.x"),
     ({"tools": [_custom("ebnf", "x")]}, VALUE, "tools[0].custom.format.grammar.syntax"),
-    ({"tools": [_custom("lark", "start: (")]}, VALUE, "tools"),
-    ({"tools": [_custom("regex", "(")]}, VALUE, "tools"),
-    ({"tools": [TOOL, TOOL]}, VALUE, "tools"),
     ({"tools": [CUSTOM, {"type": "function", "function": {"name": "patch"}}]}, VALUE, "tools"),
-    ({"tool_choice": "required"}, VALUE, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "any"}, VALUE, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, VALUE, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, VALUE, "tool_choice"),
@@ -133,15 +140,11 @@ CHAT_COMPLETIONS: list[Row] = [
     ({"functions": FUNCTIONS, "tools": []}, VALUE, "tools"),
     ({"functions": FUNCTIONS, "tool_choice": "auto"}, VALUE, "tool_choice"),
     ({"functions": FUNCTIONS, "parallel_tool_calls": True}, VALUE, "parallel_tool_calls"),
-    ({"function_call": "auto"}, VALUE, "function_call"),
+    *_wrong(function_call="auto", functions=[*FUNCTIONS, FUNCTIONS[0]], guided_regex="("),
+    *_wrong(ebnf="root ::= nothing", guided_json={"type": "text"}, guided_choice=[]),
     ({"functions": FUNCTIONS, "function_call": "required"}, VALUE, "function_call"),
     ({"functions": FUNCTIONS, "function_call": {"name": "sub"}}, VALUE, "function_call"),
-    ({"functions": [*FUNCTIONS, FUNCTIONS[0]]}, VALUE, "functions"),
     ({"stream": True, "stream_options": {"include_usage": "yes"}}, TYPE, "stream_options.include_usage"),
-    ({"guided_regex": "("}, VALUE, "guided_regex"),
-    ({"ebnf": "root ::= nothing"}, VALUE, "ebnf"),
-    ({"guided_json": {"type": "text"}}, VALUE, "guided_json"),
-    ({"guided_choice": []}, VALUE, "guided_choice"),
     ({"guided_regex": "a", "regex": "a"}, VALUE, "regex"),
     ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, VALUE, "guided_regex"),
     ({"regex": "a", "response_format": OBJECT}, VALUE, "regex"),
@@ -153,18 +156,12 @@ OWN_CHAT: list[Row] = [
 ]
 COMPLETIONS: list[Row] = [
     *(({"prompt": prompt}, TAKEN, "") for prompt in ("say x", ["say x"], [5, 4], [[5, 4], [4]])),
-    ({"prompt": None}, VALUE, "prompt"),
-    ({"prompt": {}}, VALUE, "prompt"),
-    ({"prompt": 5}, VALUE, "prompt"),
-    ({"prompt": []}, VALUE, "prompt"),
-    ({"prompt": ""}, VALUE, "prompt"),
+    *_wrong(suffix="y"),
+    *_each("prompt", None, {}, 5, [], "", [300], ["a"] * 129),
     ({"prompt": [[1], []]}, VALUE, "prompt[1]"),
     ({"prompt": [-1]}, VALUE, "prompt[0]"),
-    ({"prompt": [300]}, VALUE, "prompt"),
     ({"prompt": ["a", 1]}, TYPE, "prompt[1]"),
     ({"prompt": [1, "a"]}, TYPE, "prompt[1]"),
-    ({"prompt": ["a"] * 129}, VALUE, "prompt"),
-    ({"suffix": "y"}, VALUE, "suffix"),
     ({"suffix": "x", "echo": True}, VALUE, "suffix"),
     ({"n": 2, "best_of": 2, "max_tokens": 1}, TAKEN, ""),
     ({"max_tokens": 0, "echo": True}, TAKEN, ""),
@@ -190,13 +187,12 @@ def _patch(**form: Any) -> dict[str, Any]:
 
 
 RESPONSES: list[Row] = [
-    ({"input": 5}, VALUE, "input"),
-    ({"input": []}, VALUE, "input"),
+    *_wrong(tool_choice="required", top_logprobs=1, truncation="never"),
+    *_each("input", 5, [], [{"type": "reasoning", "summary": []}]),
     ({"input": ["x"]}, VALUE, "input[0]"),
     ({"input": [{"type": ["message"]}]}, VALUE, "input[0]"),
     ({"input": [{"type": 5}]}, VALUE, "input[0]"),
     ({"input": [{"type": ""}]}, VALUE, "input[0].type"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, VALUE, "input"),
     ({"input": [{"type": "additional_tools", "role": "developer", "tools": [WEATHER]}]}, VALUE, "input"),
     ({"input": [{"role": "tool", "content": "x"}]}, VALUE, "input[0].role"),
     ({"input": [{"role": "user"}]}, MISSING, "input[0].content"),
@@ -246,7 +242,6 @@ RESPONSES: list[Row] = [
     (_patch(type="text", definition="x"), VALUE, "tools[0].format.definition"),
     (_patch(type="grammar", syntax="lark", definition="start: ("), VALUE, "tools"),
     (_patch(type="grammar", syntax="regex", definition="("), VALUE, "tools"),
-    ({"tool_choice": "required"}, VALUE, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "sub"}}, VALUE, "tool_choice"),
     (
         {
@@ -266,10 +261,8 @@ RESPONSES: list[Row] = [
     ({"reasoning": {"effort": "huge"}}, VALUE, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, VALUE, "reasoning.summary"),
     ({"include": ["everything"]}, VALUE, "include[0]"),
-    ({"top_logprobs": 1}, VALUE, "top_logprobs"),
     ({"top_logprobs": 0}, TAKEN, ""),
     ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, VALUE, "top_logprobs"),
-    ({"truncation": "never"}, VALUE, "truncation"),
     ({"background": 1}, TYPE, "background"),
     ({"background": True, "store": False}, VALUE, "background"),
     ({"conversation": "conv_1"}, "conversation_not_found", "conversation"),
@@ -343,9 +336,8 @@ ANTHROPIC: list[Row] = [
     ({"mcp_servers": [{}]}, MISSING, "mcp_servers[0].type"),
     # tools
     ({"tools": [{**ADD, "name": f"f{n}"} for n in range(512)]}, TAKEN, ""),
-    ({"tools": [{**ADD, "name": f"f{n}"} for n in range(513)]}, VALUE, "tools"),
-    ({"tools": [ADD, ADD]}, VALUE, "tools"),
-    ({"tools": [{**BASH, "name": "add"}, ADD]}, VALUE, "tools"),
+    *_wrong(tool_choice={"type": "any"}),
+    *_each("tools", [{**ADD, "name": f"f{n}"} for n in range(513)], [ADD, ADD], [{**BASH, "name": "add"}, ADD]),
     ({"tools": [{**ADD, "name": "a b"}]}, VALUE, "tools[0].name"),
     ({"tools": [{"name": "add"}]}, MISSING, "tools[0].input_schema"),
     ({"tools": [{**ADD, "input_schema": {"x": float("nan")}}]}, VALUE, "tools[0].input_schema"),
@@ -358,7 +350,6 @@ ANTHROPIC: list[Row] = [
     ({"tools": [{**EDITOR, "max_characters": 0}]}, VALUE, "tools[0].max_characters"),
     ({"tools": [{**ADD, "input_examples": ["x"]}]}, TYPE, "tools[0].input_examples[0]"),
     ({"tools": [{**ADD, "allowed_callers": ["code_execution_20250825"]}]}, VALUE, "tools[0].allowed_callers[0]"),
-    ({"tool_choice": {"type": "any"}}, VALUE, "tool_choice"),
     ({"tools": [ADD], "tool_choice": {"type": "tool"}}, MISSING, "tool_choice.name"),
     ({"tools": [ADD], "tool_choice": {"type": "auto", "name": "add"}}, VALUE, "tool_choice.name"),
     ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "sub"}}, VALUE, "tool_choice.name"),
@@ -426,20 +417,14 @@ def _called(arguments: Any) -> dict[str, Any]:
 
 OLLAMA: list[Row] = [
     ({"nonsense": 1}, UNKNOWN, "nonsense"),
-    ({"temperature": 2.5}, VALUE, "temperature"),
+    *_wrong(temperature=2.5, think="hard", keep_alive="soon", truncate=True, shift=True, top_logprobs=2),
+    *_each("format", "xml", {"type": "nonsense"}),
     ({"options": {"num_ctx": 4096}}, UNKNOWN, "options.num_ctx"),
     ({"options": {"typical_p": 1}}, TAKEN, ""),
     ({"options": {"typical_p": 0.7}}, VALUE, "options.typical_p"),
     ({"format": ""}, TAKEN, ""),
-    ({"format": "xml"}, VALUE, "format"),
-    ({"format": {"type": "nonsense"}}, VALUE, "format"),
-    ({"think": "hard"}, VALUE, "think"),
     ({"keep_alive": "5m"}, TAKEN, ""),
-    ({"keep_alive": "soon"}, VALUE, "keep_alive"),
     ({"truncate": False, "shift": False}, TAKEN, ""),
-    ({"truncate": True}, VALUE, "truncate"),
-    ({"shift": True}, VALUE, "shift"),
-    ({"top_logprobs": 2}, VALUE, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, VALUE, "top_logprobs"),
     ({"options": {"num_predict": 100_000}}, VALUE, "options.num_predict"),
 ]
@@ -519,22 +504,15 @@ RUNTIME_OPTIONS: list[Row] = [
 ]
 PROFILES: list[Row] = [
     ({}, MISSING, "device"),
-    ({"device": "cuda"}, VALUE, "device"),
+    *_wrong(device="cuda", phase="all", first_tokens=0, max_tokens=0, max_seconds=604801, slow_token_ratio=1),
+    *_wrong(next_tokens=5),
+    *_each("prefix", "../x", "0"),
+    *_each("tokens", [3], [5, 4]),
     ({"request_id": "missing"}, "request_not_found", "request_id"),
-    ({"prefix": "../x"}, VALUE, "prefix"),
-    ({"prefix": "0"}, VALUE, "prefix"),
-    ({"phase": "all"}, VALUE, "phase"),
-    ({"tokens": [3]}, VALUE, "tokens"),
-    ({"tokens": [5, 4]}, VALUE, "tokens"),
     ({"tokens": [-1, 4]}, VALUE, "tokens[0]"),
-    ({"first_tokens": 0}, VALUE, "first_tokens"),
     ({"first_tokens": 3, "tokens": [1, 2]}, VALUE, "tokens"),
-    ({"max_tokens": 0}, VALUE, "max_tokens"),
-    ({"max_seconds": 604801}, VALUE, "max_seconds"),
-    ({"slow_token_ratio": 1}, VALUE, "slow_token_ratio"),
     ({"slow_token_ms": 5, "slow_token_ratio": 2}, VALUE, "slow_token_ratio"),
     ({"slow_token_ms": 5, "phase": "prefill"}, VALUE, "slow_token_ms"),
-    ({"next_tokens": 5}, VALUE, "next_tokens"),
     ({"slow_token_ms": 5, "max_per_hour": 3601}, VALUE, "max_per_hour"),
     ({"every": 5}, UNKNOWN, "every"),
 ]

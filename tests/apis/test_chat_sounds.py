@@ -10,7 +10,7 @@ import pytest
 from genai_server.http.leniency import IGNORED_HEADER
 from tests.media.audio.sounds import encoded, sentence, tone
 from tests.media.images.pictures import data_url, tiles
-from tests.running_server import DEMO, ROOT, RunningServer, wait_until
+from tests.running_server import DEMO, ROOT, RunningServer, refusal, wait_until
 from tests.server_here import run_here
 
 BUILT = ROOT / "tests" / "built_models"
@@ -30,6 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def sound(data: bytes) -> dict[str, Any]:
     """A part with a file."""
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+SOUND = sound(encoded(sentence()))
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(tiles(64, 64, 1))}}
 
 
 def ask(server: RunningServer, path: str, *parts: dict[str, Any], model: str = "hears") -> httpx.Response:
@@ -55,15 +59,14 @@ def answer(response: httpx.Response) -> tuple[str, int]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_sounds_are_part_of_the_prompt(server: RunningServer, path: str) -> None:
-    spoken, other = encoded(sentence()), encoded(tone(1.0))
+    spoken, other = sound(encoded(sentence())), sound(encoded(tone(1.0)))
     plain, tokens = answer(ask(server, path))
-    heard, tokens_heard = answer(ask(server, path, sound(spoken)))
+    heard, tokens_heard = answer(ask(server, path, spoken))
     # A token for each 80 ms, and a line break.
     assert tokens_heard - tokens in (len(sentence()) // 1280 + extra for extra in range(3))
     assert heard != plain
-    assert answer(ask(server, path, sound(spoken))) == (heard, tokens_heard)
-    _, tokens_both = answer(ask(server, path, sound(spoken), sound(other)))
-    assert tokens_both > tokens_heard + 12
+    assert answer(ask(server, path, spoken)) == (heard, tokens_heard)
+    assert answer(ask(server, path, spoken, other))[1] > tokens_heard + 12
 
 
 def test_formats_are_decoded_as_those_of_transcriptions(server: RunningServer) -> None:
@@ -94,17 +97,15 @@ def test_responses_keep_sounds_of_earlier_turns(server: RunningServer) -> None:
     [(PATHS[0], "messages[0].content[0].input_audio.data"), (PATHS[1], "input[0].content[0].input_audio.data")],
 )
 def test_unusable_sounds_are_refused_by_the_clients_field(server: RunningServer, path: str, place: str) -> None:
-    for data, reason in (
-        (b"no sound", "the sound is not a flac, mp3"),
-        (encoded(tone(31.0)), "the sound may be at most 30 s long (GENAI_MAX_AUDIO_SECONDS)"),
+    too_long = "the sound may be at most 30 s long (GENAI_MAX_AUDIO_SECONDS)"
+    for part, rule in (
+        (sound(b"no sound"), "cannot be used: the sound is not a flac, mp3"),
+        (sound(encoded(tone(31.0))), f"cannot be used: {too_long}"),
+        ({"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}, "is not valid base64"),
     ):
-        response = ask(server, path, sound(data))
-        assert response.status_code == 400
-        assert response.json()["error"]["message"].startswith(f"{place} cannot be used: {reason}")
-    wrong = {"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}
-    response = ask(server, path, wrong)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, place)
-    assert "is not valid base64" in response.json()["error"]["message"]
+        response = ask(server, path, part)
+        assert refusal(response)[::2] == (400, place)
+        assert rule in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("path", "place"), [(PATHS[0], "messages[0].content[0]"), (PATHS[1], "input[0].content[0]")])
@@ -116,26 +117,24 @@ def test_models_without_sounds_get_a_note(server: RunningServer, path: str, plac
     assert abs(answer(response)[1] - noted) <= 2
 
 
-def test_strict_endpoint_names_the_models_that_take_sounds(server: RunningServer) -> None:
-    content = [sound(encoded(sentence()))]
-    for model, reads in (("reads", "text only"), ("sees", "text and images")):
-        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
-        response = server.client.post("/v1/chat", json=body)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content[0]")
-        message = response.json()["error"]["message"]
-        assert message.endswith(f'is a sound, and this model reads {reads}; "hears" can read it')
-
-
-def test_model_of_sounds_takes_no_images(server: RunningServer) -> None:
-    image = {"type": "image_url", "image_url": {"url": data_url(tiles(64, 64, 1))}}
-    body = {"model": "hears", "messages": [{"role": "user", "content": [image]}], "max_tokens": 2}
-    response = server.client.post("/v1/chat", json=body)
-    assert response.status_code == 400
-    assert 'this model reads text and sounds; "sees" can read it' in response.json()["error"]["message"]
+@pytest.mark.parametrize(
+    ("model", "part", "rule"),
+    [
+        ("reads", SOUND, 'is a sound, and this model reads text only; "hears" can read it'),
+        ("sees", SOUND, 'is a sound, and this model reads text and images; "hears" can read it'),
+        ("hears", IMAGE, 'is an image, and this model reads text and sounds; "sees" can read it'),
+    ],
+)
+def test_strict_endpoint_names_the_models_that_take_a_part(
+    server: RunningServer, model: str, part: dict[str, Any], rule: str
+) -> None:
+    asked = {"model": model, "messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+    response = server.client.post("/v1/chat", json=asked)
+    assert refusal(response)[::2] == (400, "messages[0].content[0]")
+    assert response.json()["error"]["message"].endswith(rule)
 
 
 def test_model_lists_say_what_it_takes(server: RunningServer) -> None:
-    entries = {entry["id"]: entry["capabilities"] for entry in server.client.get("/v1/models").json()["data"]}
-    assert ("audio" in entries["hears"], "vision" in entries["hears"]) == (True, False)
-    assert ("audio" in entries["sees"], "vision" in entries["sees"]) == (False, True)
-    assert "audio" not in entries["reads"]
+    entries = server.client.get("/v1/models").json()["data"]
+    takes = {entry["id"]: {"audio", "vision"} & set(entry["capabilities"]) for entry in entries}
+    assert takes == {"hears": {"audio"}, "sees": {"vision"}, "reads": set()}

@@ -20,6 +20,21 @@ def get_weather(city: str) -> str:
     return '{"temperature": 21}'
 
 
+@pytest.fixture
+def agents() -> Any:
+    """The framework, whose import takes a second, which each process that collects this module would spend."""
+    import agents
+
+    agents.set_tracing_disabled(True)
+    called.clear()
+    return agents
+
+
+def sdk(server: RunningServer) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("api", "choice", "streams"),
     [
@@ -29,29 +44,21 @@ def get_weather(city: str) -> str:
         ("OpenAIResponsesModel", None, False),
     ],
 )
-def test_agent_calls_its_tool_and_reports_the_result(
-    demo: RunningServer, api: str, choice: str | None, streams: bool
+async def test_agent_calls_its_tool_and_reports_the_result(
+    demo: RunningServer, agents: Any, api: str, choice: str | None, streams: bool
 ) -> None:
-    import agents  # takes a second, which each process that collects this module would spend
-
-    agents.set_tracing_disabled(True)
-
-    async def run(question: str) -> str:
-        async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-            model = getattr(agents, api)(model="demo", openai_client=client)
-            chosen = agents.ModelSettings(tool_choice=choice, temperature=0)
-            tool = agents.function_tool(get_weather)
-            agent = agents.Agent("forecaster", tools=[tool], model=model, model_settings=chosen)
-            if not streams:
-                return str((await agents.Runner.run(agent, question)).final_output)
+    question = "What is the weather in Paris?"
+    async with sdk(demo) as client:
+        model = getattr(agents, api)(model="demo", openai_client=client)
+        chosen = agents.ModelSettings(tool_choice=choice, temperature=0)
+        tools = [agents.function_tool(get_weather)]
+        agent = agents.Agent("forecaster", tools=tools, model=model, model_settings=chosen)
+        if streams:
             result = agents.Runner.run_streamed(agent, question)
             assert [event async for event in result.stream_events() if event.type == "raw_response_event"]
-            return str(result.final_output)
-
-    called.clear()
-    answer = asyncio.run(run("What is the weather in Paris?"))
-    assert called == ["Paris"]
-    assert "21" in answer
+        else:
+            result = await agents.Runner.run(agent, question)
+    assert (called, "21" in str(result.final_output)) == (["Paris"], True)
 
 
 def _turn(name: str, arguments: Any, result: str, number: int) -> str:
@@ -69,13 +76,10 @@ TURNS: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder: Path) -> None:
-    import agents
-
-    agents.set_tracing_disabled(True)
+def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder: Path, agents: Any) -> None:
     ran: list[Any] = []
 
-    async def shell(request: Any) -> agents.ShellResult:
+    async def shell(request: Any) -> Any:
         ran.append(request.data.action.commands)
         outcome = agents.ShellCallOutcome(type="exit", exit_code=0)
         return agents.ShellResult(output=[agents.ShellCommandOutput(stdout="LISTED", outcome=outcome)])
@@ -85,15 +89,15 @@ def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder:
         return "NOTED"
 
     class Editor:
-        def create_file(self, operation: Any) -> agents.editor.ApplyPatchResult:
+        def create_file(self, operation: Any) -> Any:
             ran.append((operation.path, operation.diff))
             return agents.editor.ApplyPatchResult(status="completed", output="CREATED")
 
         update_file = delete_file = create_file
 
     async def run(server: RunningServer) -> list[str]:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            tools: list[agents.Tool] = [
+        async with sdk(server) as client:
+            tools = [
                 agents.ShellTool(executor=shell),
                 agents.ApplyPatchTool(editor=Editor()),
                 agents.CustomTool(name="note", description="Take a note.", on_invoke_tool=note),
@@ -106,32 +110,25 @@ def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder:
             for number, turn in enumerate(TURNS * 2):
                 question = _turn(*turn, number)
                 if number % 2:
-                    streamed = agents.Runner.run_streamed(agent, question, session=session)
-                    assert [event async for event in streamed.stream_events()]
-                    answers.append(str(streamed.final_output))
+                    result = agents.Runner.run_streamed(agent, question, session=session)
+                    assert [event async for event in result.stream_events()]
                 else:
-                    answers.append(str((await agents.Runner.run(agent, question, session=session)).final_output))
+                    result = await agents.Runner.run(agent, question, session=session)
+                answers.append(str(result.final_output))
             session.close()
             return answers
 
-    called.clear()
     with run_here(own_folder, *SCRIPTED, "--max-length", "4000") as server:
         assert asyncio.run(run(server)) == [f"done {number}" for number in range(10)]
     assert ran == [["ls", "pwd"], ("a.txt", "+a"), "so\n", ["false"]] * 2
     assert called == ["Paris"] * 2
 
 
-def test_an_agent_runs_commands_in_a_local_shell(scripted: RunningServer) -> None:
-    import agents
-
-    agents.set_tracing_disabled(True)
-
-    async def run() -> str:
-        async with AsyncOpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-            shell = agents.LocalShellTool(executor=lambda request: f"RAN {request.data.action.command}")
-            model = agents.OpenAIResponsesModel(model="demo", openai_client=client)
-            agent = agents.Agent("worker", tools=[shell], model=model)
-            question = _turn("local_shell", {"command": ["ls"]}, "RAN", 0)
-            return str((await agents.Runner.run(agent, question)).final_output)
-
-    assert asyncio.run(run()) == "done 0"
+@pytest.mark.anyio
+async def test_an_agent_runs_commands_in_a_local_shell(scripted: RunningServer, agents: Any) -> None:
+    async with sdk(scripted) as client:
+        shell = agents.LocalShellTool(executor=lambda request: f"RAN {request.data.action.command}")
+        model = agents.OpenAIResponsesModel(model="demo", openai_client=client)
+        agent = agents.Agent("worker", tools=[shell], model=model)
+        question = _turn("local_shell", {"command": ["ls"]}, "RAN", 0)
+        assert str((await agents.Runner.run(agent, question)).final_output) == "done 0"

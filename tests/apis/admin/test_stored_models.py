@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from genai_server.hub.client import Hub
@@ -35,35 +37,39 @@ def server(hub: LocalHub, tmp_path: Path) -> Iterator[RunningServer]:
         yield found
 
 
+def stored(server: RunningServer) -> Any:
+    return server.client.get("/v1/admin/models/stored").json()
+
+
+def variants(server: RunningServer, repository: str) -> httpx.Response:
+    return server.client.get("/v1/admin/models/variants", params={"repository": repository})
+
+
 def test_pulled_models_are_listed_with_source_and_served_name(
     server: RunningServer, hub: LocalHub, tmp_path: Path
 ) -> None:
-    assert server.client.get("/v1/admin/models/stored").json() == {
-        "object": "list",
-        "directory": str(tmp_path / "models"),
-        "memory": None,
-        "data": [],
-    }
+    models = str(tmp_path / "models")
+    assert stored(server) == {"object": "list", "directory": models, "memory": None, "data": []}
     hub.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
-    (variant,) = server.client.get("/v1/admin/models/variants?repository=org/tiny").json()["data"]
+    (variant,) = variants(server, "org/tiny").json()["data"]
     assert variant == _variant("org/tiny:cpu", "cpu", SIZE, for_device=False)
     assert server.client.post("/api/pull", json={"model": variant["name"], "stream": False}).status_code == 200
-    (stored,) = server.client.get("/v1/admin/models/stored").json()["data"]
-    assert stored.pop("size") > SIZE
+    (found,) = stored(server)["data"]
+    assert found.pop("size") > SIZE
     path = str(tmp_path / "models" / "tiny")
-    assert stored == {"id": "tiny", "object": "model", "path": path, "source": "org/tiny:cpu", "served": "org/tiny"}
+    assert found == {"id": "tiny", "object": "model", "path": path, "source": "org/tiny:cpu", "served": "org/tiny"}
     server.client.post("/v1/admin/models/unload", json={"name": "org/tiny"})
-    assert server.client.get("/v1/admin/models/stored").json()["data"][0]["served"] is None
+    assert stored(server)["data"][0]["served"] is None
 
 
 def test_variants_of_a_repository_have_their_sizes(server: RunningServer, hub: LocalHub) -> None:
     files = {f"{folder}/{name}": content for folder in ("a", "b/c") for name, content in FILES.items()}
     hub.repositories["org/two"] = HubRepository({**files, "b/c/more.bin": b"x" * 1000, "README.md": b"text"})
-    response = server.client.get("/v1/admin/models/variants", params={"repository": "hf.co/org/two"})
-    assert response.json()["data"] == [
-        _variant("org/two:a", "a", SIZE),
-        _variant("org/two:b/c", "b/c", SIZE + 1000),
-    ]
+    found = variants(server, "hf.co/org/two").json()["data"]
+    assert found == [_variant("org/two:a", "a", SIZE), _variant("org/two:b/c", "b/c", SIZE + 1000)]
+    for repository, says in (("org/none", "there is no org/none"), ("../x", "is not the name of a repository")):
+        response = variants(server, repository)
+        assert (response.status_code, says in response.json()["error"]["message"]) == (400, True)
 
 
 def test_variants_that_fit_the_machine_are_marked(
@@ -75,19 +81,8 @@ def test_variants_that_fit_the_machine_are_marked(
     small = {"cpu/int4/genai_config.json": b"{}", "cuda/int4/genai_config.json": b"{}"}
     hub.repositories["org/many"] = HubRepository({**large, **small})
     with run_here(tmp_path, "--model-dir", str(DEMO), settings=settings) as server:
-        found = server.client.get("/v1/admin/models/variants?repository=org/many").json()["data"]
-        assert [(each["folder"], each["for_device"], each["fits"]) for each in found] == [
-            ("cpu/fp32", True, False),
-            ("cpu/int4", True, True),
-            ("cuda/int4", False, True),
+        found = [
+            (each["folder"], each["for_device"], each["fits"]) for each in variants(server, "org/many").json()["data"]
         ]
-        assert server.client.get("/v1/admin/models/stored").json()["memory"] == 300 * 1024**2
-
-
-@pytest.mark.parametrize(
-    ("repository", "says"), [("org/none", "there is no org/none"), ("../x", "is not the name of a repository")]
-)
-def test_a_repository_that_cannot_be_read_is_named(server: RunningServer, repository: str, says: str) -> None:
-    response = server.client.get("/v1/admin/models/variants", params={"repository": repository})
-    assert response.status_code == 400
-    assert says in response.json()["error"]["message"]
+        assert found == [("cpu/fp32", True, False), ("cpu/int4", True, True), ("cuda/int4", False, True)]
+        assert stored(server)["memory"] == 300 * 1024**2

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,19 +34,21 @@ ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-012
 OF_BOB, OF_ADMIN = ({"authorization": f"Bearer {key}"} for key in (BOB, ADMIN))
 
 
+@contextmanager
+def serving(folder: Path, key: str = "", **settings: str) -> Iterator[RunningServer]:
+    """A scripted server with files, which a client with this key asks."""
+    own = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(folder / "files")}
+    with run_here(folder, settings={**own, **settings}) as running:
+        if key:
+            running.client.headers["authorization"] = f"Bearer {key}"
+        yield running
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("batches")
-    settings = {
-        "GENAI_DEVICE": "scripted",
-        "GENAI_FILES_DIR": str(folder / "files"),
-        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
-        "GENAI_ADMIN_API_KEY": ADMIN,
-        "GENAI_MAX_BATCH_SIZE": "4",
-        "GENAI_MAX_BATCH_REQUESTS": "50",
-    }
-    with run_here(folder, settings=settings) as running:
-        running.client.headers["authorization"] = f"Bearer {ALICE}"
+    keys = {"GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}", "GENAI_ADMIN_API_KEY": ADMIN}
+    limits = {"GENAI_MAX_BATCH_SIZE": "4", "GENAI_MAX_BATCH_REQUESTS": "50"}
+    with serving(tmp_path_factory.mktemp("batches"), ALICE, **keys, **limits) as running:
         yield running
 
 
@@ -224,16 +227,9 @@ def test_a_long_queue_of_batches_ends_in_order_and_is_listed_page_by_page(server
 
 def test_a_server_that_takes_no_requests_fails_none(tmp_path: Path) -> None:
     """Its session is terminated, and the batch's key may begin no ten requests in a minute."""
-    settings = {
-        "GENAI_DEVICE": "scripted",
-        "GENAI_FILES_DIR": str(tmp_path / "files"),
-        "GENAI_API_KEYS": f"alice:{ALICE}",
-        "GENAI_ADMIN_API_KEY": ADMIN,
-        "GENAI_RATE_PER_KEY": "4",
-        "GENAI_MAX_CONCURRENT_PER_KEY": "1",
-    }
-    with run_here(tmp_path, settings=settings) as server:
-        server.client.headers["authorization"] = f"Bearer {ALICE}"
+    keys = {"GENAI_API_KEYS": f"alice:{ALICE}", "GENAI_ADMIN_API_KEY": ADMIN}
+    limits = {"GENAI_RATE_PER_KEY": "4", "GENAI_MAX_CONCURRENT_PER_KEY": "1"}
+    with serving(tmp_path, ALICE, **keys, **limits) as server:
         server.chat("say hello")
 
         def terminate(value: str) -> None:
@@ -256,8 +252,7 @@ def test_a_server_that_takes_no_requests_fails_none(tmp_path: Path) -> None:
 
 def test_only_the_request_that_kills_engines_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_batches, "_DEATH_PAUSE", (0.0, 0.5))
-    settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
-    with run_here(tmp_path, settings=settings) as server:
+    with serving(tmp_path, GENAI_MAX_BATCH_SIZE="2") as server:
         lines = [line("poison", "count 9; crash at 2"), *(line(f"{number}", "count 9") for number in range(12))]
         batch = ran(server.client, lines)
         failed = results(server.client, batch["error_file_id"])
@@ -287,17 +282,11 @@ def test_all_endpoints_answer_batches(tmp_path: Path) -> None:
 
 
 def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
-    settings = {
-        "GENAI_DEVICE": "scripted",
-        "GENAI_FILES_DIR": str(tmp_path / "files"),
-        "GENAI_MAX_BATCH_SIZE": "1",
-        "GENAI_FILES_BYTES_PER_KEY": "140000",
-    }
     url = "/v1/completions"
     # A text that no template ends obeys its script only with the byte that ends a prompt.
     body = {"prompt": f"{'x' * 4000}\ncount 5; delay 0.02\x04", "echo": True, "max_tokens": 5}
     lines = [{"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(15)]
-    with run_here(tmp_path, settings=settings) as server:
+    with serving(tmp_path, GENAI_MAX_BATCH_SIZE="1", GENAI_FILES_BYTES_PER_KEY="140000") as server:
         # There is space for the results of a few requests.
         other = upload(server.client, b"x" * (130_000 - len(jsonl(lines))))["id"]
         id = begin(server.client, lines, url)
@@ -351,8 +340,7 @@ def test_a_key_has_a_limit_of_open_batches(server: RunningServer, monkeypatch: p
 
 
 def test_batch_gives_its_places_to_other_requests_and_continues(tmp_path: Path) -> None:
-    settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
-    with run_here(tmp_path, settings=settings) as server:
+    with serving(tmp_path, GENAI_MAX_BATCH_SIZE="2") as server:
         # The first two take seconds.
         lengths = {"0": 60, "1": 60, "2": 9}
         batch = begin(server.client, [line(id, f"delay 0.01; count {length}") for id, length in lengths.items()])

@@ -12,7 +12,6 @@ OPTIONS = [{"name": "sun"}, {"name": "rain", "description": "or snow"}]
 CHOICE = {"id": "weather", "type": "choice", "question": "How is it?", "options": OPTIONS}
 SCORE = {"id": "wet", "type": "score", "question": "How wet?", "levels": ["dry", {"very": "wet"}]}
 BODY = {"input": INPUT, "questions": [YES_NO, CHOICE, SCORE]}
-BODY_IDS = ("rain", "weather", "wet")
 
 
 def post(server: RunningServer, body: Any) -> Any:
@@ -31,7 +30,11 @@ def test_answers_are_those_of_openais_form(demo: RunningServer) -> None:
     ]
     answers = post(demo, {"input": INPUT, "questions": questions, "temperature": 2.0})["answers"]
     rain, weather, wet = answers
-    assert (found["object"], found["model"], list(found["answers"])) == ("decisions", "demo", [*BODY_IDS])
+    assert (found["object"], found["model"], list(found["answers"])) == (
+        "decisions",
+        "demo",
+        ["rain", "weather", "wet"],
+    )
     assert [one["label_mass"] for one in found["answers"].values()] == [one["label_mass"] for one in answers]
     yes = rain["probability"]
     shares = [{str(one["value"]): one["probability"] for one in each["probabilities"]} for each in (weather, wet)]

@@ -42,16 +42,14 @@ def test_an_unreadable_image_is_a_note_in_history_and_results(source: Any) -> No
 def test_citations_and_unknown_keys_are_left_out_of_the_history() -> None:
     text = {"type": "text", "text": "a"}
     call = {"type": "tool_use", "id": "t", "name": "f", "input": {"any": 1}}
+    said = [{**text, "citations": [{}], "tone": 1}, {**call, "parsed": {}}]
+
+    def result(content: Any) -> Any:
+        return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [content]}]}
+
     body = {
         "system": [{**text, "mood": 1}],
-        "messages": [
-            {
-                "role": "assistant",
-                "content": [{**text, "citations": [{}], "tone": 1}, {**call, "parsed": {}}],
-                "id": "m",
-            },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{**text, "x": 1}]}]},
-        ],
+        "messages": [{"role": "assistant", "content": said, "id": "m"}, result({**text, "x": 1})],
     }
     assert LEFT_OUT.remove_from(body) == [
         "messages[0].content[0].citations",
@@ -61,11 +59,7 @@ def test_citations_and_unknown_keys_are_left_out_of_the_history() -> None:
         "messages[].content[].content[].x",
         "system[].mood",
     ]
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [text]}
-    assert body == {
-        "system": [text],
-        "messages": [{"role": "assistant", "content": [text, call]}, {"role": "user", "content": [result]}],
-    }
+    assert body == {"system": [text], "messages": [{"role": "assistant", "content": [text, call]}, result(text)]}
 
 
 @pytest.mark.parametrize(
@@ -77,18 +71,13 @@ def test_citations_and_unknown_keys_are_left_out_of_the_history() -> None:
     ],
 )
 def test_a_document_of_text_and_images_stays_without_citations(source: Any) -> None:
-    document = {"type": "document", "source": source, "title": "T"}
+    def messages(**more: Any) -> list[Any]:
+        document = {"type": "document", "source": deepcopy(source), "title": "T", **more}
+        return [{"role": "user", "content": [document, {"type": "tool_result", "content": [{**document}]}]}]
 
-    def messages(block: Any) -> list[Any]:
-        result = {"type": "tool_result", "content": [deepcopy(block)]}
-        return [{"role": "user", "content": [deepcopy(block), result]}]
-
-    body = {"messages": messages({**document, "citations": {"enabled": True}})}
-    assert LEFT_OUT.remove_from(body) == [
-        "messages[0].content[0].citations",
-        "messages[0].content[1].content[0].citations",
-    ]
-    assert body["messages"] == messages(document)
+    body = {"messages": messages(citations={"enabled": True})}
+    places = "messages[0].content[0].citations", "messages[0].content[1].content[0].citations"
+    assert (tuple(LEFT_OUT.remove_from(body)), body) == (places, {"messages": messages()})
 
 
 def test_a_document_in_a_document_is_left_out() -> None:

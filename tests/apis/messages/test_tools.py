@@ -17,6 +17,8 @@ DEFERRED = {**ADD, "defer_loading": True}
 DEFINITION = '<function>{"description": "Adds.", "name": "add", "parameters": {"type": "object"}}</function>'
 FOUND = {"type": "tool_reference", "tool_name": "add"}
 BY_NAME = {"type": "tool_reference", "name": "add"}
+CHANGES = [{"type": "tool_addition", "tool": BY_NAME}, {"type": "tool_removal", "tool": BY_NAME | {"name": "search"}}]
+SUMMARY = {"role": "assistant", "content": [{"type": "compaction", "content": "x", "tool_changes": CHANGES}]}
 
 
 def _body(*messages: Any, **fields: Any) -> MessagesRequest:
@@ -39,93 +41,87 @@ def _names(*messages: Any, **fields: Any) -> tuple[list[str], list[str]]:
     return [tool["name"] for tool in tools.listed], [tool["name"] for tool in tools.callable]
 
 
-def test_a_deferred_tool_can_be_called_from_its_reference_on() -> None:
-    assert _names(tools=[SEARCH, DEFERRED]) == (["search"], ["search"])
-    assert _names(*_searched(FOUND), tools=[SEARCH, DEFERRED]) == (["search"], ["search", "add"])
-    assert _names(_system({"type": "tool_addition", "tool": BY_NAME}), tools=[SEARCH, DEFERRED])[1] == ["search", "add"]
+def _last(*messages: Any, tools: Any) -> Any:
+    """The content of the last message of the prompt."""
+    return Translation(_body(*messages, tools=tools)).chat.messages[-1].content
+
+
+def _changed(change: str, tool: Any) -> Any:
+    return _system({"type": f"tool_{change}", "tool": tool})
+
+
+def _reported(translation: Translation) -> dict[str, str]:
+    leniency = Leniency()
+    translation.report(leniency)
+    return leniency.report()
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "listed", "callable"),
+    [
+        ([], {}, ["search"], ["search"]),
+        ([*_searched(FOUND)], {}, ["search"], ["search", "add"]),
+        ([_changed("addition", BY_NAME)], {}, ["search"], ["search", "add"]),
+        ([], {"tool_choice": {"type": "tool", "name": "add"}}, ["search", "add"], ["search", "add"]),
+        # A summary keeps its changes of tools.
+        ([SUMMARY, HELLO], {}, ["search"], ["add"]),
+    ],
+    ids=["not found", "found", "added", "chosen", "a summary"],
+)
+def test_a_deferred_tool_can_be_called_from_its_reference_on(
+    messages: list[Any], fields: dict[str, Any], listed: list[str], callable: list[str]
+) -> None:
+    assert _names(*messages, tools=[SEARCH, DEFERRED], **fields) == (listed, callable)
 
 
 def test_the_prompt_has_the_definition_where_the_tool_is_found() -> None:
     translation = Translation(_body(*_searched(FOUND, FOUND | {"tool_name": "sub"}), tools=[SEARCH, DEFERRED]))
-    assert translation.chat.messages[-1].content == (
-        f'<functions>\n{DEFINITION}\n<function>{{"name": "sub"}}</function>\n</functions>'
-    )
-    leniency = Leniency()
-    translation.report(leniency)
-    assert leniency.report() == {
-        CONVERTED_HEADER: "messages[2].content[0].content[0] (tool_reference as text), "
-        "messages[2].content[0].content[1] (tool_reference as text)"
-    }
+    content = f'<functions>\n{DEFINITION}\n<function>{{"name": "sub"}}</function>\n</functions>'
+    assert translation.chat.messages[-1].content == content
+    places = [f"messages[2].content[0].content[{number}] (tool_reference as text)" for number in range(2)]
+    assert _reported(translation) == {CONVERTED_HEADER: ", ".join(places)}
     assert [tool.function.name for tool in translation.chat.listed_tools] == ["search"]
     assert [tool.function.name for tool in translation.chat.tools or []] == ["search", "add"]
+    # The prompt before a reference does not depend on it.
+    before = Translation(_body(tools=[SEARCH, DEFERRED])).chat
+    assert translation.chat.listed_tools == before.listed_tools
+    assert translation.chat.messages[0] == before.messages[0]
 
 
 def test_texts_stay_around_references() -> None:
     parts = [{"type": "text", "text": "Found:"}, FOUND, {"type": "text", "text": "Done."}]
-    (*_, result) = Translation(_body(*_searched(*parts), tools=[SEARCH, DEFERRED])).chat.messages
-    assert result.content == f"Found:\n<functions>\n{DEFINITION}\n</functions>\nDone."
-
-
-def test_a_reference_to_a_tool_of_the_beginning_is_its_name() -> None:
-    (*_, result) = Translation(_body(*_searched(FOUND), tools=[SEARCH, ADD])).chat.messages
-    assert result.content == '<functions>\n<function>{"name": "add"}</function>\n</functions>'
-
-
-def test_the_prompt_before_a_reference_does_not_depend_on_it() -> None:
-    before = Translation(_body(tools=[SEARCH, DEFERRED])).chat
-    after = Translation(_body(*_searched(FOUND), tools=[SEARCH, DEFERRED])).chat
-    assert after.listed_tools == before.listed_tools
-    assert after.messages[0] == before.messages[0]
-
-
-def test_a_chosen_tool_is_at_the_beginning() -> None:
-    choice = {"type": "tool", "name": "add"}
-    assert _names(tools=[SEARCH, DEFERRED], tool_choice=choice) == (["search", "add"], ["search", "add"])
+    found = _last(*_searched(*parts), tools=[SEARCH, DEFERRED])
+    assert found == f"Found:\n<functions>\n{DEFINITION}\n</functions>\nDone."
+    # A tool of the beginning is named.
+    named = _last(*_searched(FOUND), tools=[SEARCH, ADD])
+    assert named == '<functions>\n<function>{"name": "add"}</function>\n</functions>'
 
 
 def test_tools_are_not_deferred_if_all_are() -> None:
     translation = Translation(_body(tools=[DEFERRED]))
     assert [tool.function.name for tool in translation.chat.listed_tools] == ["add"]
-    leniency = Leniency()
-    translation.report(leniency)
-    assert leniency.report() == {IGNORED_HEADER: "tools[0].defer_loading"}
+    assert _reported(translation) == {IGNORED_HEADER: "tools[0].defer_loading"}
 
 
 def test_a_message_may_define_a_tool() -> None:
-    addition = _system({"type": "tool_addition", "tool": {"type": "tool_definition", "definition": ADD}})
+    addition = _changed("addition", {"type": "tool_definition", "definition": ADD})
     assert _names(addition, tools=[SEARCH]) == (["search"], ["search", "add"])
-    chat = Translation(_body(addition, tools=[SEARCH])).chat
-    assert chat.messages[-1].content == f"[tool_addition]\n<functions>\n{DEFINITION}\n</functions>"
+    assert _last(addition, tools=[SEARCH]) == f"[tool_addition]\n<functions>\n{DEFINITION}\n</functions>"
 
 
 def test_a_removed_tool_cannot_be_called_but_stays_in_the_prompt() -> None:
-    removal = _system({"type": "tool_removal", "tool": BY_NAME})
+    removal, again = _changed("removal", BY_NAME), _changed("addition", BY_NAME)
     assert _names(removal, tools=[SEARCH, ADD]) == (["search", "add"], ["search"])
-    chat = Translation(_body(removal, tools=[SEARCH, ADD])).chat
-    assert chat.messages[-1].content == "[tool_removal]\nname: add"
-    again = _system({"type": "tool_addition", "tool": BY_NAME})
+    assert _last(removal, tools=[SEARCH, ADD]) == "[tool_removal]\nname: add"
     assert _names(removal, again, tools=[SEARCH, ADD])[1] == ["search", "add"]
-
-
-def test_a_summary_keeps_its_changes_of_tools() -> None:
-    changes = [
-        {"type": "tool_addition", "tool": BY_NAME},
-        {"type": "tool_removal", "tool": {**BY_NAME, "name": "search"}},
-    ]
-    summary = {"role": "assistant", "content": [{"type": "compaction", "content": "x", "tool_changes": changes}]}
-    assert _names(summary, HELLO, tools=[SEARCH, DEFERRED]) == (["search"], ["add"])
-
-
-def test_a_call_cannot_be_forced_without_a_tool() -> None:
-    removal = _system({"type": "tool_removal", "tool": BY_NAME})
     with pytest.raises(InvalidField, match="tool_choice of type any is only allowed with a tool that is loaded"):
         Translation(_body(removal, tools=[ADD], tool_choice={"type": "any"}))
     assert not Translation(_body(removal, tools=[ADD])).chat.tools
 
 
 def test_the_number_of_defined_tools_has_a_limit() -> None:
-    definitions = [{**ADD, "name": f"f{number}"} for number in range(513)]
-    blocks = [{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": one}} for one in definitions]
+    definitions = [{"type": "tool_definition", "definition": {**ADD, "name": f"f{number}"}} for number in range(513)]
+    blocks = [{"type": "tool_addition", "tool": one} for one in definitions]
     assert len(Translation(_body(_system(*blocks[:512]))).chat.tools or []) == 512
     with pytest.raises(InvalidField, match="until there are 512; given 513"):
         Translation(_body(_system(*blocks)))
@@ -165,11 +161,8 @@ def test_a_tool_known_by_its_type_is_a_function(kind: str, name: str, parameters
 
 
 def test_only_older_editors_undo() -> None:
-    undo = {
-        kind
-        for kind, tool in CLIENT_TOOLS.items()
-        if "undo_edit" in tool.parameters["properties"]["command"].get("enum", ())
-    }
+    commands = {kind: tool.parameters["properties"]["command"].get("enum", ()) for kind, tool in CLIENT_TOOLS.items()}
+    undo = {kind for kind, values in commands.items() if "undo_edit" in values}
     assert undo == {"text_editor_20241022", "text_editor_20250124"}
 
 

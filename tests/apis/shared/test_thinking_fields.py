@@ -7,17 +7,17 @@ from pydantic import TypeAdapter
 
 from genai_server.apis.chat_completions import ChatCompletionRequest
 from genai_server.http.leniency import IGNORED_HEADER
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, refusal
 
 MESSAGES = [{"role": "user", "content": "say hi"}]
 
 
-def _effort(**fields: Any) -> tuple[str | None, dict[str, str]]:
+def _body(**fields: Any) -> ChatCompletionRequest:
     body = ChatCompletionRequest.model_validate({"messages": MESSAGES, **fields})
     # FastAPI validates a body again.
     again = TypeAdapter(ChatCompletionRequest).validate_python(body)
     assert again.reasoning_effort == body.reasoning_effort
-    return again.reasoning_effort, again.thinking_names
+    return again
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,18 @@ def _effort(**fields: Any) -> tuple[str | None, dict[str, str]]:
         ({"enable_thinking": True}, "medium", "enable_thinking"),
         ({"enable_thinking": True, "reasoning": {"effort": "low"}}, "low", "reasoning.effort"),
         ({"enable_thinking": False, "thinking": {"type": "disabled"}}, "none", "thinking.type"),
+        # A given effort keeps its name.
+        ({"reasoning_effort": "high", "reasoning": {"effort": "high"}, "thinking": {"type": "enabled"}}, "high", None),
+        # These leave it to the template.
+        ({"enable_thinking": None, "thinking": None, "reasoning": None}, None, None),
+        ({"thinking": {"type": "adaptive"}}, None, None),
+        ({"reasoning": {"effort": None, "enabled": None}}, None, None),
     ],
     ids=repr,
 )
-def test_other_names_are_an_effort(fields: dict[str, Any], effort: str, name: str) -> None:
-    assert _effort(**fields) == (effort, {"reasoning_effort": name})
+def test_other_names_are_an_effort(fields: dict[str, Any], effort: str | None, name: str | None) -> None:
+    body = _body(**fields)
+    assert (body.reasoning_effort, body.thinking_names) == (effort, {"reasoning_effort": name} if name else {})
 
 
 @pytest.mark.parametrize(
@@ -54,28 +61,8 @@ def test_other_names_are_an_effort(fields: dict[str, Any], effort: str, name: st
     ids=repr,
 )
 def test_other_names_are_a_budget(fields: dict[str, Any], budget: int | None, name: str | None) -> None:
-    body = ChatCompletionRequest.model_validate({"messages": MESSAGES, **fields})
-    again = TypeAdapter(ChatCompletionRequest).validate_python(body)
-    assert again.thinking_token_budget == budget
-    assert again.thinking_names.get("thinking_token_budget") == name
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"enable_thinking": None, "thinking": None, "reasoning": None},
-        {"thinking": {"type": "adaptive"}},
-        {"reasoning": {"effort": None, "enabled": None}},
-    ],
-    ids=repr,
-)
-def test_fields_that_leave_it_to_the_template_are_no_effort(fields: dict[str, Any]) -> None:
-    assert _effort(**fields) == (None, {})
-
-
-def test_a_given_effort_keeps_its_name() -> None:
-    fields = {"reasoning": {"effort": "high"}, "thinking": {"type": "enabled"}}
-    assert _effort(reasoning_effort="high", **fields) == ("high", {})
+    body = _body(**fields)
+    assert (body.thinking_token_budget, body.thinking_names.get("thinking_token_budget")) == (budget, name)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +74,18 @@ def test_a_given_effort_keeps_its_name() -> None:
         ({"thinking_token_budget": 5}, "thinking_token_budget"),
         ({"reasoning_budget_tokens": 5}, "reasoning_budget_tokens"),
         ({"reasoning_budget_message": "So."}, "reasoning_budget_message"),
+        # Thinking that is off is no effort to leave out.
+        ({"enable_thinking": False}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"thinking_token_budget": 0}, None),
     ],
     ids=repr,
 )
 def test_a_model_that_does_not_think_names_the_clients_field(
-    demo: RunningServer, fields: dict[str, Any], name: str
+    demo: RunningServer, fields: dict[str, Any], name: str | None
 ) -> None:
     asked = {"messages": MESSAGES, "max_tokens": 1, **fields}
     response = demo.client.post("/v1/chat/completions", json=asked)
-    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, name)
-    refused = demo.client.post("/v1/chat", json=asked)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-
-
-def test_thinking_that_is_off_is_no_effort_to_leave_out(demo: RunningServer) -> None:
-    for fields in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}, {"thinking_token_budget": 0}):
-        response = demo.client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1, **fields})
-        assert (response.status_code, IGNORED_HEADER in response.headers) == (200, False)
+    assert (response.status_code, response.headers.get(IGNORED_HEADER)) == (200, name)
+    if name:
+        assert refusal(demo.client.post("/v1/chat", json=asked))[::2] == (400, name)
