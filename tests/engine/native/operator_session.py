@@ -1,6 +1,7 @@
 """Sessions of graphs with operators of genai-server-native."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import genai_server_native
@@ -47,3 +48,19 @@ def session(
     inputs = [value(name, (kinds or {}).get(name)) for name in node.input if name and name not in constants]
     given = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in constants.items()]
     return session_of(helper.make_graph([node], "tested", inputs, [value("y")], given), threads, has_arena=has_arena)
+
+
+def run_in_place(on: Any, rows: Mapping[str, Sequence[int]], arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """The results [tokens, …] of a pass that may write into the arrays; `rows` are its inputs of 32-bit integers."""
+    binding = on.io_binding()
+    for name, array in {**arrays, **{name: np.array(numbers, np.int32) for name, numbers in rows.items()}}.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("y", "cpu")
+    on.run_with_iobinding(binding)
+    found: NDArray[np.float32] = binding.copy_outputs_to_cpu()[0][0]
+    return found
+
+
+def starts(lengths: Iterable[int]) -> list[int]:
+    """Where rows of these lengths begin, and where the last one ends."""
+    return [0, *itertools.accumulate(lengths)]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
-from tests.engine.native.operator_session import session
+from tests.engine.native.operator_session import run_in_place, session, starts
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 INPUTS, OUTPUTS, RANKS = 75, 50, 40
@@ -30,10 +30,8 @@ def run(rows: Sequence[Row], tokens: NDArray[np.float32], threads: int = 2) -> N
     inputs = ["x", "a", "b", "starts", "ranks", "num_ranks"]
     on = session(helper.make_node("RaggedLowRank", inputs, ["y"], domain=DOMAIN), threads=threads)
     lengths, firsts, numbers = zip(*rows, strict=True)
-    places = {"starts": np.cumsum([0, *lengths]), "ranks": np.array(firsts), "num_ranks": np.array(numbers)}
-    feed = {name: array.astype(np.int32) for name, array in places.items()}
-    found: NDArray[np.float32] = on.run(None, {"x": tokens[np.newaxis], **matrices(), **feed})[0][0]
-    return found
+    places = {"starts": starts(lengths), "ranks": firsts, "num_ranks": numbers}
+    return run_in_place(on, places, {"x": tokens[np.newaxis], **matrices()})
 
 
 def drawn(number: int) -> NDArray[np.float32]:

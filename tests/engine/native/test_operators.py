@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix, pack
-from tests.engine.native.operator_session import session
+from tests.engine.native.operator_session import run_in_place, session, starts
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -219,29 +219,14 @@ class Attention:
         self, run: Any, rows: Sequence[tuple[int, int, int]], tokens: NDArray[np.float32], caches: dict[str, Any]
     ) -> NDArray[np.float32]:
         """Run a pass over rows of a slot, its length and the number of new tokens."""
-        starts = np.cumsum([0, *(number for *_, number in rows)])
-        places = [past + n for _, past, number in rows for n in range(number)]
-        feed: dict[str, Any] = {
-            "query": tokens,
-            "starts": starts.astype(np.int32),
-            "places": np.array([places], np.int64),
-        }
-        if self.separate:
-            widths = [self.heads * self.size, (self.heads + self.cache_heads) * self.size]
-            feed |= zip(("query", "key", "value"), np.split(tokens, widths, axis=1), strict=True)
-            feed = {name: np.ascontiguousarray(array) for name, array in feed.items()}
-        for name in ("query", "key", "value"):
-            if name in feed:
-                feed[name] = feed[name][np.newaxis]
-        feed |= {"pasts": np.array([past for _, past, _ in rows], np.int32)}
-        feed |= {"slots": np.array([slot for slot, *_ in rows], np.int32)}
-        binding = run.io_binding()
-        for name, array in (feed | caches | self.constants()).items():
-            binding.bind_cpu_input(name, array)
-        binding.bind_output("y", "cpu")
-        run.run_with_iobinding(binding)
-        found: NDArray[np.float32] = binding.copy_outputs_to_cpu()[0][0]
-        return found
+        slots, pasts, numbers = zip(*rows, strict=True)
+        widths = [self.heads * self.size, (self.heads + self.cache_heads) * self.size]
+        parts = np.split(tokens, widths, axis=1) if self.separate else [tokens]
+        names = ("query", "key", "value")
+        given = {name: np.ascontiguousarray(part)[np.newaxis] for name, part in zip(names, parts, strict=False)}
+        given["places"] = np.array([[past + n for _, past, number in rows for n in range(number)]], np.int64)
+        places = {"starts": starts(numbers), "pasts": pasts, "slots": slots}
+        return run_in_place(run, places, given | caches | self.constants())
 
 
 @cache
@@ -333,13 +318,11 @@ def test_a_row_outside_of_the_slots_is_refused(rows: list[tuple[int, int, int]],
 
 def test_tokens_behind_the_last_row_are_zero() -> None:
     given = Attention()
-    run, caches = given.run(), given.caches()
-    constants = given.constants()
-    feed: dict[str, Any] = {"query": given.tokens(3, 1)[np.newaxis], "places": np.zeros((1, 3), np.int64)}
-    feed |= {"starts": np.array([0, 1], np.int32), "pasts": np.zeros(1, np.int32), "slots": np.zeros(1, np.int32)}
-    (out,) = run.run(None, feed | caches | constants)
-    assert (out[0, 1:] == 0).all()
-    assert (out[0, 0] != 0).any()
+    arrays = given.caches() | given.constants() | {"query": given.tokens(3, 1)[np.newaxis]}
+    rows = {"starts": [0, 1], "pasts": [0], "slots": [0]}
+    out = run_in_place(given.run(), rows, arrays | {"places": np.zeros((1, 3), np.int64)})
+    assert (out[1:] == 0).all()
+    assert (out[0] != 0).any()
 
 
 @pytest.mark.parametrize("length", [1, 60, 64, 1500])
@@ -357,17 +340,16 @@ def test_attention_that_is_not_causal_reads_all_keys_of_a_slot(length: int) -> N
     rows = [(2, 0, 1), (0, 1, 130), (1, 131, 9)]
     feed = {"query": queries, "key_cache": keys, "value_cache": values}
     given = {"starts": [0, 1, 131, 140], "pasts": [7, 0, 0], "slots": [2, 0, 1]}
-    (out,) = run.run(None, feed | {name: np.array(numbers, np.int32) for name, numbers in given.items()})
+    out = run_in_place(run, given, feed)
     for slot, start, number in rows:
         own = queries[0, start : start + number].reshape(number, heads, size).astype(np.float64)
         scores = np.einsum("thd,hsd->hts", own, keys[slot]) / np.sqrt(size)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         wanted = np.einsum("hts,hsd->thd", weights / weights.sum(-1, keepdims=True), values[slot])
-        assert np.abs(out[0, start : start + number] - wanted.reshape(number, -1)).max() < 3e-6
-    alone = {"starts": [0, 9], "pasts": [0], "slots": [1]}
-    feed["query"] = queries[:, 131:]
-    (again,) = run.run(None, feed | {name: np.array(numbers, np.int32) for name, numbers in alone.items()})
-    assert np.array_equal(again[0], out[0, 131:])
+        assert np.abs(out[start : start + number] - wanted.reshape(number, -1)).max() < 3e-6
+    feed["query"] = np.ascontiguousarray(queries[:, 131:])
+    alone = run_in_place(run, {"starts": [0, 9], "pasts": [0], "slots": [1]}, feed)
+    assert np.array_equal(alone, out[131:])
 
 
 def test_cached_heads_of_8_bits_have_scales_of_their_own() -> None:

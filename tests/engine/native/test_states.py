@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
-from tests.engine.native.operator_session import session
+from tests.engine.native.operator_session import run_in_place, session, starts
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 SLOTS = 4
@@ -20,17 +20,8 @@ Row = tuple[int, int, int]
 
 def run(on: Any, rows: Sequence[Row], given: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
     """Run a pass over rows, one behind another; returns the results [tokens, …]."""
-    ends = np.cumsum([0, *(number for _, number, _ in rows)])
-    feed: dict[str, Any] = dict(given) | {"starts": ends.astype(np.int32)}
-    feed |= {"slots": np.array([slot for slot, *_ in rows], np.int32)}
-    feed |= {"committed": np.array([number for *_, number in rows], np.int32)}
-    binding = on.io_binding()
-    for name, array in feed.items():
-        binding.bind_cpu_input(name, array)
-    binding.bind_output("y", "cpu")
-    on.run_with_iobinding(binding)
-    found: NDArray[np.float32] = binding.copy_outputs_to_cpu()[0][0]
-    return found
+    slots, lengths, committed = zip(*rows, strict=True)
+    return run_in_place(on, {"starts": starts(lengths), "slots": slots, "committed": committed}, given)
 
 
 @dataclass(frozen=True)
