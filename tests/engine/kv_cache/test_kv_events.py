@@ -105,25 +105,22 @@ def test_blocks_of_an_adapter_have_its_name() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_router_state_always_matches_the_slots(seed: int) -> None:
-    chance = random.Random(seed)
-    buffers = NoBuffers()
-    slots = KvSlots(4, buffers, memory=KvMemory(16, 12))
+    chance, slots = random.Random(seed), KvSlots(4, NoBuffers(), memory=KvMemory(16, 12))
     blocks, router = BlockEvents(slots.slots), Subscriber()
     prefixes = [[chance.randrange(9) for _ in range(chance.randrange(20, 60))] for _ in range(3)]
     running: dict[int, list[int]] = {}
     for number in range(300):
         if len(running) < 2 and chance.random() < 0.5:
-            prompt = [*chance.choice(prefixes), number]
-            slots.acquire(number, prompt)
-            running[number] = prompt
+            running[number] = [*chance.choice(prefixes), number]
+            slots.acquire(number, running[number])
         elif running:
             sequence = chance.choice(list(running))
-            have = slots.of(sequence).tokens
-            if len(have) >= 64 or chance.random() < 0.2:
+            have = len(slots.of(sequence).tokens)
+            if have >= 64 or chance.random() < 0.2:
                 slots.release(sequence)
                 del running[sequence]
             else:
-                more = running[sequence][len(have) :][: chance.randrange(1, 30)] or [chance.randrange(9)]
+                more = running[sequence][have:][: chance.randrange(1, 30)] or [chance.randrange(9)]
                 slots.reserve(sequence, len(more))
                 slots.append(sequence, more)
         if chance.random() < 0.02:

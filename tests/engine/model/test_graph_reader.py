@@ -1,6 +1,7 @@
 """Which decoders the batched runner supports, and what it reads of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,11 @@ from onnx import GraphProto, TensorProto, helper, save
 
 from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.model.graph_reader import read_decoder_graph
+from tests.model_edits import edited_config
 from tests.running_server import DEMO
 
 LAYERS = 2
-NAMES = {
-    "inputs": {
-        "input_ids": "input_ids",
-        "attention_mask": "attention_mask",
-        "position_ids": "position_ids",
-        "past_key_names": "past_key_values.%d.key",
-        "past_value_names": "past_key_values.%d.value",
-    },
-    "outputs": {
-        "logits": "logits",
-        "present_key_names": "present.%d.key",
-        "present_value_names": "present.%d.value",
-    },
-}
+
 Write = Callable[..., Path]
 
 
@@ -67,17 +56,11 @@ def write(tmp_path: Path) -> Write:
 
     def write_model(graph: dict[str, Any] | None = None, *, shared: bool | None = True, **decoder: Any) -> Path:
         save(helper.make_model(_graph(**(graph or {}))), str(tmp_path / "model.onnx"))
-        described = NAMES | {
-            "filename": "model.onnx",
-            "head_size": 64,
-            "num_hidden_layers": LAYERS,
-            "num_key_value_heads": 2,
-        }
-        config = {
-            "model": {"decoder": described | decoder},
-            "search": {} if shared is None else {"past_present_share_buffer": shared},
-        }
-        (tmp_path / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+        shutil.copy(DEMO / "genai_config.json", tmp_path)
+        with edited_config(tmp_path) as config:
+            config["model"]["decoder"]["inputs"]["position_ids"] = "position_ids"
+            config["model"]["decoder"] |= {"num_hidden_layers": LAYERS} | decoder
+            config["search"] = {} if shared is None else {"past_present_share_buffer": shared}
         return tmp_path
 
     return write_model

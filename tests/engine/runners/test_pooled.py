@@ -114,30 +114,17 @@ def test_a_decoder_scores_by_the_logits_after_its_last_token(decoder: Path) -> N
 
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+OTHER_SIZE = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        pytest.param(
-            "1_Pooling/config.json",
-            {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True},
-            r"gives 128 numbers for a text, .* says 64",
-            id="another vector size",
-        ),
-        pytest.param(
-            "modules.json",
-            [POOLING, DENSE],
-            r"modules\.json names a module, such as Dense, that must be part of",
-            id="a module that the graph does not have",
-        ),
-        pytest.param(
-            "1_Pooling/config.json",
-            None,
-            r": 1_Pooling/config\.json, which modules\.json names, is missing",
-            id="a lost configuration",
-        ),
+        ("1_Pooling/config.json", OTHER_SIZE, r"gives 128 numbers for a text, .* says 64"),
+        ("1_Pooling/config.json", None, r": 1_Pooling/config\.json, which modules\.json names, is missing"),
+        ("modules.json", [POOLING, DENSE], r"modules\.json names a module, such as Dense, that must be part of"),
     ],
+    ids=["another vector size", "a lost configuration", "a module that the graph does not have"],
 )
 def test_a_configuration_of_the_pooling_that_is_wrong_is_named(
     tmp_path: Path, name: str, content: object, message: str
