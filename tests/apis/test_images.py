@@ -54,6 +54,17 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+# The list that an image is in, and the field of an element with its data.
+PLACES = {
+    "/v1/chat/completions": ("messages[0].content", ".image_url.url"),
+    "/v1/chat": ("messages[0].content", ".image_url.url"),
+    "/v1/responses": ("input[0].content", ".image_url"),
+    "/v1/messages": ("messages[0].content", ".source.data"),
+    "/api/chat": ("messages[0].images", ""),
+    "/api/generate": ("images", ""),
+}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("images")
@@ -96,16 +107,11 @@ def asked(path: str, *urls: str, model: str = "sees") -> dict[str, Any]:
 
 
 def prompt_tokens(path: str, found: Any) -> int:
-    match path:
-        case "/v1/chat":
-            return int(found["metrics"]["input_tokens"])
-        case "/api/chat" | "/api/generate":
-            return int(found["prompt_eval_count"])
-        case "/v1/chat/completions":
-            return int(found["usage"]["prompt_tokens"])
-        case "/v1/messages":
-            return int(found["usage"]["input_tokens"]) + int(found["usage"]["cache_read_input_tokens"])
-    return int(found["usage"]["input_tokens"])
+    if path.startswith("/api/"):
+        return int(found["prompt_eval_count"])
+    usage = found["metrics"] if path == "/v1/chat" else found["usage"]
+    cached = usage["cache_read_input_tokens"] if path == "/v1/messages" else 0
+    return int(usage["prompt_tokens" if path == "/v1/chat/completions" else "input_tokens"]) + int(cached)
 
 
 def error_of(response: Any) -> str:
@@ -145,25 +151,13 @@ def test_usage_names_the_tokens_of_images(server: RunningServer) -> None:
     assert answered(server, path, asked(path))["usage"]["prompt_tokens_details"]["image_tokens"] == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "place"),
-    [
-        ("/v1/chat/completions", "messages[0].content[1].image_url.url"),
-        ("/v1/chat", "messages[0].content[1].image_url.url"),
-        ("/v1/responses", "input[0].content[1].image_url"),
-        ("/v1/messages", "messages[0].content[1].source.data"),
-        ("/api/chat", "messages[0].images[1]"),
-        ("/api/generate", "images[1]"),
-    ],
-)
-def test_a_broken_image_is_refused_by_the_clients_field(server: RunningServer, path: str, place: str) -> None:
+@pytest.mark.parametrize("path", PLACES)
+def test_an_image_that_cannot_be_used_is_refused_by_the_clients_field(server: RunningServer, path: str) -> None:
+    place, data = PLACES[path]
     response = server.client.post(path, json=asked(path, URL, BROKEN))
     assert response.status_code == 400
-    assert error_of(response).startswith(f"{place} cannot be used: the image ")
-
-
-@pytest.mark.parametrize("path", FORMS)
-def test_image_that_cannot_be_fetched_may_be_sent_as_data(server: RunningServer, path: str) -> None:
+    assert error_of(response).startswith(f"{place}[1]{data} cannot be used: the image ")
+    # One that cannot be fetched may be sent as data.
     address = "http://nowhere.invalid/a.png"
     body = asked(path, address)
     response = server.client.post(path, json=body)
@@ -172,19 +166,10 @@ def test_image_that_cannot_be_fetched_may_be_sent_as_data(server: RunningServer,
     answered(server, path, json.loads(json.dumps(body).replace(address, URL)))
 
 
-@pytest.mark.parametrize(
-    ("path", "place"),
-    [
-        ("/v1/chat/completions", "messages[0].content[0]"),
-        ("/v1/responses", "input[0].content[0]"),
-        ("/v1/messages", "messages[0].content[0]"),
-        ("/api/chat", "messages[0].images[0]"),
-        ("/api/generate", "images[0]"),
-    ],
-)
-def test_a_model_without_images_gets_a_note(server: RunningServer, path: str, place: str) -> None:
+@pytest.mark.parametrize("path", sorted(set(PLACES) - {"/v1/chat"}))
+def test_a_model_without_images_gets_a_note(server: RunningServer, path: str) -> None:
     response = server.client.post(path, json=asked(path, URL, model="reads"))
-    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, f"{place} (image)")
+    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, f"{PLACES[path][0]}[0] (image)")
     noted = [{"role": "user", "content": [text(IMAGE_NOTE), text("hi")]}]
     assert prompt_tokens(path, response.json()) == len(rendered(server, {"model": "reads", "messages": noted}))
 
@@ -259,9 +244,9 @@ def test_images_of_a_document_are_images(server: RunningServer, model: str) -> N
 
 def test_stored_images_are_given_back_and_continued(server: RunningServer) -> None:
     first = answered(server, "/v1/responses", asked("/v1/responses", URL))
-    listed = answered(server, f"/v1/responses/{first['id']}/input_items")["data"]
-    image, text = listed[0]["content"]
-    assert (image, text["text"]) == ({"type": "input_image", "detail": "auto", "image_url": URL}, "hi")
+    (listed,) = answered(server, f"/v1/responses/{first['id']}/input_items")["data"]
+    image, said = listed["content"]
+    assert (image, said["text"]) == ({"type": "input_image", "detail": "auto", "image_url": URL}, "hi")
     body = {**asked("/v1/responses", OTHER), "previous_response_id": first["id"]}
     more = answered(server, "/v1/responses", body)["usage"]["input_tokens"]
     alone = answered(server, "/v1/responses/input_tokens", asked("/v1/responses", OTHER))["input_tokens"]

@@ -217,39 +217,20 @@ def test_every_worker_knows_an_adapter_as_soon_as_it_is_loaded(workers: RunningS
     assert statuses() == {404}
 
 
-@pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose engine the tests crash, with an adapter `given` and an adapter `lost`."""
-    folder = tmp_path_factory.mktemp("mortal")
-    given, lost = write(folder, "given", "Given! "), write(folder, "lost", "Lost! ")
-    with run_server(folder, "--device", "scripted", "--adapters", f"given={given},lost={lost}") as server:
-        yield server
-
-
-def crash(server: RunningServer) -> None:
-    """Crash the engine and wait for the next."""
-    pid = server.device("scripted")["pid"]
-    assert server.chat("say xyz; crash at 2").status_code == 500
-    wait_until(lambda: server.is_ready() and server.device("scripted")["pid"] != pid)
-
-
-def test_an_engine_that_died_answers_with_adapters_again(mortal: RunningServer, extra: str) -> None:
-    load(mortal, name="extra", path=extra)
-    crash(mortal)
-    assert mortal.chat("say x", model="demo:given").json()["content"] == "Given! x"
-    assert mortal.chat("say x", model="demo:extra").json()["content"] == "Extra! x"
-    unload(mortal, name="extra")
-
-
-def test_restarted_engine_reports_an_adapter_whose_file_is_gone(mortal: RunningServer) -> None:
-    lost = mortal.folder / "lost.txt"
-    lost.unlink()
-    crash(mortal)
-    assert mortal.chat("say x").json()["content"] == "x"
-    response = mortal.chat("say x", model="demo:lost")
-    assert refusal(response) == (503, "unavailable", "model")
-    assert response.json()["error"]["message"] == 'adapter "lost" cannot be loaded; see the server log'
-    assert f'adapter "lost": {lost} does not exist' in mortal.log()
+def test_an_engine_that_died_has_its_adapters_again_except_one_whose_file_is_gone(own_folder: Path, extra: str) -> None:
+    given, lost = write(own_folder, "given", "Given! "), write(own_folder, "lost", "Lost! ")
+    with run_server(own_folder, "--device", "scripted", "--adapters", f"given={given},lost={lost}") as server:
+        load(server, name="extra", path=extra)
+        Path(lost).unlink()
+        pid = server.device("scripted")["pid"]
+        assert server.chat("say xyz; crash at 2").status_code == 500
+        wait_until(lambda: server.is_ready() and server.device("scripted")["pid"] != pid)
+        for model, said in (("demo", "x"), ("demo:given", "Given! x"), ("demo:extra", "Extra! x")):
+            assert server.chat("say x", model=model).json()["content"] == said
+        response = server.chat("say x", model="demo:lost")
+        assert refusal(response) == (503, "unavailable", "model")
+        assert response.json()["error"]["message"] == 'adapter "lost" cannot be loaded; see the server log'
+        assert f'adapter "lost": {lost} does not exist' in server.log()
 
 
 def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, extra: str) -> None:

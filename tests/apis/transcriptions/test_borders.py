@@ -32,6 +32,7 @@ FRAME = 512
 NUM_CUTS = round(SPEECH - 2 * WINDOW)
 # A word of which less is in a window is not understood.
 ENOUGH = 0.7
+JITTER = 0.06
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class HeardRecording:
 
 
 class Recognizer(HeldRequests):
-    """Writes the words that are in the newest window, with times that are up to `jitter` seconds wrong.
+    """Writes the words that are in the newest window, with times that are up to `JITTER` seconds wrong.
 
     A sentence that the window cuts has no end, or with `closes` one at the window's end. With `guesses` a cut word
     becomes another one.
@@ -125,7 +126,6 @@ class Recognizer(HeldRequests):
         recording: HeardRecording,
         spoken: Sequence[Spoken],
         *,
-        jitter: float = 0.06,
         closes: bool = False,
         guesses: bool = False,
     ) -> None:
@@ -134,7 +134,7 @@ class Recognizer(HeldRequests):
         self._recording = recording
         self._spoken = spoken
         self._rng = Random(7)
-        self._jitter, self._closes, self._guesses = jitter, closes, guesses
+        self._closes, self._guesses = closes, guesses
 
     async def run(self, request: GenerationRequest) -> EngineAnswer:
         self.asked.append(request)
@@ -163,12 +163,12 @@ class Recognizer(HeldRequests):
                 words.append(word)
             elif share > 0.2 and self._guesses and b > window.end:
                 words.append(f"x{word}")
-        return words, each.end - window.end > self._jitter
+        return words, each.end - window.end > JITTER
 
     def _wrong(self, time: float, tokens: Sequence[int], length: float) -> float:
         """A time with an error, but not before the ones before it."""
         latest = max((token for token in tokens if token >= at(0)), default=at(0))
-        found = min(max(time + self._rng.uniform(-self._jitter, self._jitter), 0.0), length)
+        found = min(max(time + self._rng.uniform(-JITTER, JITTER), 0.0), length)
         return max(found, (latest - at(0)) / 50)
 
 
