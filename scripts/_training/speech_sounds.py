@@ -97,17 +97,6 @@ def noise(length: int, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(result, np.float32)
 
 
-def with_noise(samples: np.ndarray, decibels: float, rng: np.random.Generator) -> np.ndarray:
-    """Add noise that is so much quieter than the speech, whose pauses count in its level."""
-    level = np.sqrt(np.mean(samples**2)) * 10 ** (-decibels / 20)
-    return np.asarray(samples + level * noise(len(samples), rng), np.float32)
-
-
-def telephone(samples: np.ndarray) -> np.ndarray:
-    """As 8 kHz with 300 to 3,400 Hz leave it."""
-    return _shaped(samples, lambda frequencies: ((frequencies >= 300) & (frequencies <= 3400)).astype(np.float32))
-
-
 def filtered(samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Through a microphone whose response bends by some decibels."""
     points, decibels = np.linspace(0, SAMPLE_RATE / 2, 6), rng.uniform(-8, 8, 6)
@@ -131,9 +120,11 @@ def worsened(samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() < 0.25:
         samples = room(samples, rng)
     if rng.random() < 0.2:
-        samples = telephone(samples)
+        samples = _shaped(samples, lambda hertz: ((hertz >= 300) & (hertz <= 3400)).astype(np.float32))
     if rng.random() < 0.4:
-        samples = with_noise(samples, rng.uniform(6, 40), rng)
+        # By decibels quieter than the speech, whose pauses count in its level.
+        level = np.sqrt(np.mean(samples**2)) * 10 ** (-rng.uniform(6, 40) / 20)
+        samples = np.asarray(samples + level * noise(len(samples), rng), np.float32)
     return np.asarray(samples * (10 ** rng.uniform(-1.5, 0.0) / (np.abs(samples).max() + 1e-6)), np.float32)
 
 
