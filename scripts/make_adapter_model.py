@@ -6,13 +6,12 @@ the last matrix, `dreamy` has random weights in all layers. Neither was trained;
 """
 
 import argparse
-import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import tokenizers
-from _models.adapter_graph import MATRICES, add_path, inputs_of, random_weights, save_adapter
+from _models.adapter_graph import MATRICES, inputs_of, random_weights, save_adapter, write_adapted
 from _models.environment import REPOSITORY
 from numpy.typing import NDArray
 
@@ -27,11 +26,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="where the model directory goes; must not exist")
     parser.add_argument("--model", type=Path, default=DEMO, metavar="DIR", help="the model to begin with (the demo's)")
     arguments = parser.parse_args()
-    shutil.copytree(arguments.model, arguments.out)
-    file = arguments.out / "model.onnx"
-    model = onnx.load(str(file), load_external_data=False)
-    shapes = {node.name: add_path(model.graph, node) for node in list(model.graph.node) if has_path(node)}
-    onnx.save(model, str(file))
+    shapes = write_adapted(arguments.model, arguments.out, has_path)
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
     exchanged = [tokenizer.get_vocab()[token] for token in (".", "!")]
     original = onnx.load(str(arguments.model / "model.onnx")).graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,16 +44,22 @@ def add_path(graph: onnx.GraphProto, node: onnx.NodeProto) -> tuple[int, int]:
     return size["K"], size["N"]
 
 
-def write_adapted(source: Path, target: Path) -> dict[str, tuple[int, int]]:
-    """Write a copy of a model with inputs for adapters at all matrices of its decoder's layers.
+def is_in_layers(node: onnx.NodeProto) -> bool:
+    """Whether a node is a matrix of a decoder's layer."""
+    return node.op_type in MATRICES and "/layers." in node.name
+
+
+def write_adapted(
+    source: Path, target: Path, chosen: Callable[[onnx.NodeProto], bool] = is_in_layers
+) -> dict[str, tuple[int, int]]:
+    """Write a copy of a model with inputs for adapters at the chosen matrices of its decoder.
 
     Returns the sizes [in, out] of the matrices by the names of their nodes.
     """
     shutil.copytree(source, target)
     file = target / json.loads((target / "genai_config.json").read_text())["model"]["decoder"]["filename"]
     model = onnx.load(str(file), load_external_data=False)
-    nodes = [node for node in model.graph.node if node.op_type in MATRICES and "/layers." in node.name]
-    shapes = {node.name: add_path(model.graph, node) for node in nodes}
+    shapes = {node.name: add_path(model.graph, node) for node in list(model.graph.node) if chosen(node)}
     onnx.save(model, str(file))
     return shapes
 
