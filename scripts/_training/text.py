@@ -123,7 +123,6 @@ def exactness(model: LlamaForCausalLM, batches: list[Batch]) -> float:
 
 def _report(model: LlamaForCausalLM, validation: dict[str, list[Batch]]) -> None:
     model.train(False)
-    print(
-        "  exact: " + ", ".join(f"{name} {100 * exactness(model, b):.0f}" for name, b in validation.items()), flush=True
-    )
+    shares = (f"{name} {100 * exactness(model, batches):.0f}" for name, batches in validation.items())
+    print(f"  exact: {', '.join(shares)}", flush=True)
     model.train()

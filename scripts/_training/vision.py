@@ -66,13 +66,8 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
         save_weights(model, work / "checkpoint.pt")
 
     if arguments.minutes > 0:
-        train(
-            model,
-            tokenizer,
-            seed=arguments.seed,
-            budget=Budget(arguments.steps, arguments.minutes, arguments.threads),
-            checkpoint=checkpoint,
-        )
+        budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
+        train(model, tokenizer, seed=arguments.seed, budget=budget, checkpoint=checkpoint)
     checkpoint()
     model.train(False)
     model.whole.save_pretrained(source)
@@ -178,9 +173,8 @@ def report(model: Seer, batches: Iterable[Batch], pad: int) -> None:
     model.train(False)
     asked, wrong = Counter[str](), Counter[str]()
     for batch in batches:
-        missed = (model.logits(model.tower.seen(batch.pictures), batch, pad).argmax(-1) != batch.targets) & (
-            batch.weights > 0
-        )
+        chosen = model.logits(model.tower.seen(batch.pictures), batch, pad).argmax(-1)
+        missed = (chosen != batch.targets) & (batch.weights > 0)
         rows = set((batch.said[missed] // batch.tokens.shape[1]).tolist())
         asked.update(batch.abilities)
         wrong.update(batch.abilities[row] for row in rows)
