@@ -10,14 +10,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from _models.speech_files import (
-    SpeechLayout,
-    export_speech,
-    make_speech_tokenizer,
-    save_speech_tokenizer,
-    speech_config,
-    speech_settings,
-)
+from _models import speech_files as whisper
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
@@ -39,11 +32,11 @@ from .speech_batches import (
 from .speech_sounds import check_espeak, example
 from .spoken_text import sentence
 
-LAYOUT = SpeechLayout(["en"], context=224, may_be_empty=True)
+LAYOUT = whisper.SpeechLayout(["en"], context=224, may_be_empty=True)
 TEXT_TOKENS, WIDTH = 640, 128
 RATE = 2e-3
 # All widths are multiples of the quantization block of 32; the model builder takes as many layers on either side only.
-SHAPE = speech_settings(WIDTH, layers=4, heads=2, inner=512)
+SHAPE = whisper.speech_settings(WIDTH, layers=4, heads=2, inner=512)
 # From a share of the time on.
 LESSONS = (
     (0.0, Lesson(1, 3.0, 1500, pauses=0.3, prompts=False)),
@@ -64,7 +57,7 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
         tokenizer = Tokenizer.from_file(str(arguments.resume / "source" / "tokenizer.json"))
     else:
         tokenizer = make_tokenizer(arguments.seed)
-    save_speech_tokenizer(tokenizer, source, LAYOUT)
+    whisper.save_speech_tokenizer(tokenizer, source, LAYOUT)
     model = Listener(tokenizer)
     if arguments.resume:
         model.load_state_dict(torch.load(arguments.resume / "checkpoint.pt"))
@@ -83,14 +76,14 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     checkpoint()
     model.train(False)
     model.whole.save_pretrained(source)
-    export_speech(source, fresh, LAYOUT, precision=arguments.precision, block_size=32, tokenizer=tokenizer)
+    whisper.export_speech(source, fresh, LAYOUT, precision=arguments.precision, block_size=32, tokenizer=tokenizer)
     (fresh / "example.wav").write_bytes(example())
 
 
 def make_tokenizer(seed: int) -> Tokenizer:
     """A tokenizer for the sentences, in which most words are one token."""
     rng = Random(seed)
-    return make_speech_tokenizer([" " + sentence(rng) for _ in range(20_000)], TEXT_TOKENS, LAYOUT)
+    return whisper.make_speech_tokenizer([" " + sentence(rng) for _ in range(20_000)], TEXT_TOKENS, LAYOUT)
 
 
 class Listener(nn.Module):  # type: ignore[misc]
@@ -98,7 +91,7 @@ class Listener(nn.Module):  # type: ignore[misc]
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self.whole = WhisperForConditionalGeneration(speech_config(tokenizer, LAYOUT, SHAPE))
+        self.whole = WhisperForConditionalGeneration(whisper.speech_config(tokenizer, LAYOUT, SHAPE))
         self.whole.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
         self.speller = nn.Linear(WIDTH, 1 + len(LETTERS))
 
