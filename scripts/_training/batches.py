@@ -105,12 +105,8 @@ def training_batches(
 def validation_batches(encoder: Encoder, rng: random.Random, rows: int) -> dict[str, list[Batch]]:
     """For every ability batches of conversations about it alone."""
     chats: dict[str, list[Conversation]] = {name: [_single(name, rng) for _ in range(rows)] for name in ABILITIES}
-    makers: list[tuple[str, Callable[[random.Random], Conversation]]] = [
-        ("upper case", upper_case_chat),
-        ("tools", tool_chat),
-        ("tools unused", tools_unused_chat),
-    ]
-    chats |= {name: [maker(rng) for _ in range(rows)] for name, maker in makers}
+    makers = {"upper case": upper_case_chat, "tools": tool_chat, "tools unused": tools_unused_chat}
+    chats |= {name: [make(rng) for _ in range(rows)] for name, make in makers.items()}
     return {name: list(_batches(encoder.encode(made), 2048)) for name, made in chats.items()}
 
 

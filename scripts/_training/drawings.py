@@ -8,20 +8,13 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from .tables import table
+
 Rgb = tuple[int, int, int]
 SHAPES = ("circle", "square", "triangle", "star")
 DIGITS = tuple("0123456789")
-# The first of each is what its name means in HTML.
-COLORS: dict[str, tuple[Rgb, ...]] = {
-    "red": ((255, 0, 0), (210, 30, 40)),
-    "green": ((0, 128, 0), (40, 170, 70), (0, 220, 0)),
-    "blue": ((0, 0, 255), (40, 90, 210)),
-    "yellow": ((255, 255, 0), (245, 215, 40)),
-    "orange": ((255, 165, 0), (245, 130, 20)),
-    "purple": ((128, 0, 128), (140, 60, 180)),
-    "black": ((0, 0, 0), (25, 25, 25)),
-    "white": ((255, 255, 255), (245, 245, 240)),
-    "gray": ((128, 128, 128), (165, 165, 165)),
+COLORS: dict[str, list[Rgb]] = {
+    name: [(red, green, blue) for red, green, blue in shades] for name, shades in table("pictures")["colors"].items()
 }
 _BACKGROUNDS = ("white",) * 10 + ("black", "gray") * 2 + ("yellow", "blue", "green", "red", "orange", "purple")
 _SMOOTH = 3  # pictures are drawn at this many times their size, or with jagged edges
