@@ -122,13 +122,3 @@ def test_an_agent_with_tools_of_all_kinds_has_a_session_of_ten_turns(own_folder:
         assert asyncio.run(run(server)) == [f"done {number}" for number in range(10)]
     assert ran == [["ls", "pwd"], ("a.txt", "+a"), "so\n", ["false"]] * 2
     assert called == ["Paris"] * 2
-
-
-@pytest.mark.anyio
-async def test_an_agent_runs_commands_in_a_local_shell(scripted: RunningServer, agents: Any) -> None:
-    async with sdk(scripted) as client:
-        shell = agents.LocalShellTool(executor=lambda request: f"RAN {request.data.action.command}")
-        model = agents.OpenAIResponsesModel(model="demo", openai_client=client)
-        agent = agents.Agent("worker", tools=[shell], model=model)
-        question = _turn("local_shell", {"command": ["ls"]}, "RAN", 0)
-        assert str((await agents.Runner.run(agent, question)).final_output) == "done 0"
