@@ -1,6 +1,8 @@
-"""The bookkeeping of slots, with buffers that hold tokens, so that wrong copies are noticed."""
+"""The bookkeeping of slots, with buffers that hold tokens, so that wrong copies are noticed.
 
-import random
+Random operations are in test_prefix_eviction.py.
+"""
+
 import time
 from typing import Any
 
@@ -15,8 +17,6 @@ from tests.hand_clock import HandClock
 EMPTY = -1
 GIVEN_BACK = -2
 LENGTH = 64
-# Tokens per sequence in the random tests.
-LONGEST = 60
 
 
 class TokenBuffers:
@@ -395,92 +395,6 @@ def test_forget_empties_and_counts_idle_slots_only(bench: Bench) -> None:
     assert (bench.pasts(), bench.tokens(3)) == ([], [3] * 4)
     assert bench.slots.forget() == 0
     assert bench.acquire(4, [1] * 6) == 0
-
-
-# random operations
-
-
-class Crowd:
-    """Sequences that come, read, answer and go at random, each with the text that its slot must hold."""
-
-    def __init__(self, bench: Bench, seed: int) -> None:
-        self.bench = bench
-        self.chance = random.Random(seed)
-        self.texts: dict[int, list[int]] = {}
-        self.decoding: set[int] = set()
-        self.num_come = 0
-        self.num_reused = 0
-        self.had: dict[str | None, list[list[int]]] = {None: [], "a": [], "b": []}
-
-    def come(self) -> None:
-        slots, memory = self.bench.slots, self.bench.memory
-        if slots.num_running == len(slots.slots) or (len(self.texts) + 1) * memory.pages(LONGEST) > memory.num_pages:
-            return
-        self.num_come += 1
-        prompt = [self.chance.randrange(2) for _ in range(self.chance.randint(1, 40))]
-        salt = self.chance.choices([None, "a", "b"], [8, 1, 1])[0]
-        found = self.bench.acquire(self.num_come, prompt, reuse=self.chance.random() < 0.9, salt=salt)
-        slot = self.bench.slots.of(self.num_come)
-        assert found <= max(0, len(prompt) - 2)
-        assert slot.tokens == prompt[:found]
-        assert not found or any(text[:found] == prompt[:found] for text in self.had[salt])
-        self.had[salt].append(prompt)
-        self.texts[self.num_come] = prompt
-        self.num_reused += found
-
-    def read(self) -> None:
-        """Read a chunk of some prompt."""
-        reading = sorted(set(self.texts) - self.decoding)
-        if not reading:
-            return
-        sequence = self.chance.choice(reading)
-        done = len(self.bench.tokens(sequence))
-        rest = self.texts[sequence][done : done + self.chance.randint(1, 20)]
-        self.bench.read(sequence, rest)
-        if done + len(rest) == len(self.texts[sequence]):
-            self.decoding.add(sequence)
-
-    def decode(self) -> None:
-        """Decode a token of each decoding sequence."""
-        for sequence in sorted(self.decoding):
-            if len(self.texts[sequence]) < LONGEST:
-                self.texts[sequence].append(self.chance.randrange(2))
-                self.bench.read(sequence, self.texts[sequence][-1:])
-
-    def leave(self) -> None:
-        if self.texts:
-            sequence = self.chance.choice(sorted(self.texts))
-            self.bench.release(sequence)
-            del self.texts[sequence]
-            self.decoding.discard(sequence)
-
-    def forget(self) -> None:
-        if self.chance.random() < 0.1:
-            self.bench.slots.forget()
-
-    def check(self) -> None:
-        slots = self.bench.slots
-        self.bench.check()
-        assert slots.num_running == len(self.texts)
-        for sequence, text in self.texts.items():
-            tokens = self.bench.tokens(sequence)
-            assert tokens == (text if sequence in self.decoding else text[: len(tokens)])
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("num_slots", "num_whole"), [(1, None), (2, None), (5, None), (5, 1), (5, 2.5)])
-def test_random_operations_preserve_the_tokens_of_each_sequence(
-    num_slots: int, num_whole: float | None, seed: int
-) -> None:
-    """The memory is enough for `num_whole` sequences of full length."""
-    num_pages = int((num_whole or 0) * KvMemory(4, 0).pages(LONGEST))
-    crowd = Crowd(Bench(num_slots, memory=KvMemory(4, num_pages) if num_whole else UNSHARED), seed)
-    actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.forget]
-    for _ in range(2500):
-        crowd.chance.choice(actions)()
-        crowd.check()
-    assert crowd.num_come > 100
-    assert crowd.num_reused > 40
 
 
 # low priority

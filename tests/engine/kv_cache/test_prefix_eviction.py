@@ -1,4 +1,6 @@
-"""Slots over blocks of a pool: whatever happens, none is lost or shared, and a pass that has memory gets its blocks."""
+"""Slots over blocks of a pool, whatever happens: each sequence has its tokens, no block is lost or shared, and a pass
+that has memory gets its blocks.
+"""
 
 import random
 from dataclasses import replace
@@ -19,6 +21,22 @@ from tests.running_server import DEMO
 TOKENS = 3
 
 
+class TokenRows:
+    """The blocks of slots, and the tokens whose keys and values would be there, so that wrong copies are noticed."""
+
+    def __init__(self, blocks: PagedBuffers, num_slots: int) -> None:
+        self._blocks = blocks
+        self.rows: list[list[int]] = [[] for _ in range(num_slots)]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._blocks.copy(source, target, length)
+        self.rows[target][:length] = self.rows[source][:length]
+
+    def give_back(self, slot: int, first: int) -> None:
+        self._blocks.give_back(slot, first)
+        del self.rows[slot][first:]
+
+
 class Batch:
     """Sequences that come, read, preempt, and go by chance; `longest` is the most tokens of one."""
 
@@ -28,22 +46,29 @@ class Batch:
         self._memory = KvMemory(UNSHARED.page_tokens, 0)
         if shared:
             self._memory = KvMemory(BLOCK, chance.randint(shared, num_slots * shared + 2), page_bytes=1)
-        self._buffers = PagedBuffers(ON_CPU, num_slots + self._memory.num_pages, graph, num_slots, longest)
-        self._num_blocks = len(self._buffers._free)
+        self._blocks = PagedBuffers(ON_CPU, num_slots + self._memory.num_pages, graph, num_slots, longest)
+        self._buffers = TokenRows(self._blocks, num_slots)
+        self._num_blocks = len(self._blocks._free)
         self._slots = KvSlots(num_slots, self._buffers, min_copied=chance.choice([1, BLOCK]), memory=self._memory)
         self._prompts = [self._some(longest) for _ in range(4)]
         # The tokens of each sequence, read or not.
         self._running: dict[int, list[int]] = {}
         self._preempted: dict[int, list[int]] = {}
-        self._num_sequences = 0
+        self._num_sequences = self.num_reused = 0
 
     def act(self) -> None:
         """One action. Then every block is either free or in one slot, and each slot has those of its tokens."""
         actions = [self._open, self._resume, self._pass, self._pass, self._interrupted, self._preempt, self._close]
         self._chance.choice([*actions, self._match, self._slots.forget, self._slots.fit])()
-        slots = self._buffers._blocks
-        assert sorted([*self._buffers._free, *sum(slots, [])]) == list(range(self._num_blocks))
-        assert all(len(slots[slot.index]) * BLOCK >= len(slot.tokens) for slot in self._slots.slots)
+        blocks = self._blocks._blocks
+        assert sorted([*self._blocks._free, *sum(blocks, [])]) == list(range(self._num_blocks))
+        assert self._slots.num_running == len(self._running)
+        for slot in self._slots.slots:
+            assert len(blocks[slot.index]) * BLOCK >= len(slot.tokens)
+            assert self._buffers.rows[slot.index][: len(slot.tokens)] == slot.tokens
+        for number, tokens in self._running.items():
+            read = self._slots.of(number).tokens
+            assert read == tokens[: len(read)]
 
     def _some(self, most: int) -> list[int]:
         return [self._chance.randrange(TOKENS) for _ in range(self._chance.randint(2, most))]
@@ -58,7 +83,7 @@ class Batch:
         prompt = self._chance.choice(self._prompts)
         prompt = [*prompt[: self._chance.randint(1, len(prompt))], *self._some(4)][: self._longest]
         if self._fits(prompt):
-            self._slots.acquire(self._num_sequences, prompt)
+            self.num_reused += self._slots.acquire(self._num_sequences, prompt)
             self._running[self._num_sequences] = prompt
             self._num_sequences += 1
 
@@ -88,7 +113,7 @@ class Batch:
             for number, (new, num_drafted) in reads.items()
         ]
         if rows:
-            (table,) = self._buffers.inputs(rows).values()
+            (table,) = self._blocks.inputs(rows).values()
             lengths = [-(-(row.num_cached + len(row.tokens)) // BLOCK) for row in rows]
             used = [block for line, length in zip(table, lengths, strict=True) for block in line[:length]]
             assert len(set(used)) == len(used)
@@ -99,6 +124,8 @@ class Batch:
 
     def _pass(self) -> None:
         for number, (new, num_drafted) in self._reserve().items():
+            slot = self._slots.of(number)
+            self._buffers.rows[slot.index][len(slot.tokens) :] = [*new, *[0] * num_drafted]
             self._slots.append(number, new)
             if num_drafted:
                 self._slots.append(number, [0] * self._chance.randint(0, num_drafted))
@@ -127,7 +154,10 @@ class Batch:
 @pytest.mark.parametrize("longest", [10, 16, 40, 47, 48, 49, 128])
 def test_no_block_is_lost_or_shared(longest: int) -> None:
     graph = replace(read_decoder_graph(DEMO), block_tokens=BLOCK)
+    num_reused = 0
     for seed in range(6):
         batch = Batch(random.Random(100 * longest + seed), graph, longest)
         for _ in range(300):
             batch.act()
+        num_reused += batch.num_reused
+    assert num_reused
