@@ -9,14 +9,12 @@ from typing import Any
 import genai_server_native
 import numpy as np
 import pytest
-from onnx import helper
 
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
-from genai_server.engine.graph_rewriting.packed_weights import PANEL, pack
+from genai_server.engine.graph_rewriting.packed_weights import PANEL
 from genai_server.engine.model import native_trial
 from tests.engine.native.native_builds import build
-from tests.engine.native.operator_session import session
-from tests.engine.native.test_operators import Attention, activations, matrix
+from tests.engine.native.packed_product import activations, matrix, product
+from tests.engine.native.test_operators import Attention
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,29 +42,16 @@ def emulated(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.
     return loaded
 
 
-def product(
-    bits: int,
-    num_outputs: int,
-    block: int,
-    *,
-    more: bool = False,
-    gated: bool = False,
-    threads: int = 2,
-    whole_blocks: int = 2,
+def product_of(
+    bits: int, num_outputs: int, block: int, *, more: bool = False, gated: bool = False, whole_blocks: int = 2
 ) -> tuple[Any, int]:
     """A session, with offsets and a bias if there are to be `more` inputs, and its number of inputs.
 
-    The inputs end within the block after the whole ones."""
+    The inputs end within the block after the whole ones.
+    """
     num_inputs = whole_blocks * block + 7
-    packed = pack(matrix(bits, num_outputs, num_inputs, block, offsets=more))
-    tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales}
-    if more:
-        tensors["o"] = packed.offsets
-    if more and not gated:
-        tensors["b"] = np.random.default_rng(2).standard_normal(num_outputs, np.float32)
-    attributes: dict[str, Any] = {"N": num_outputs, "K": num_inputs, "block": block, "bits": bits}
-    node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, gated=int(gated), **attributes)
-    return session(node, tensors, threads=threads), num_inputs
+    bias = np.random.default_rng(2).standard_normal(num_outputs, np.float32) if more and not gated else None
+    return product(matrix(bits, num_outputs, num_inputs, block, offsets=more), bias=bias, gated=gated), num_inputs
 
 
 def check(run: Any, num_inputs: int, rows: int, emulated: ctypes.CDLL, *, is_by_tiles: bool) -> None:
@@ -89,7 +74,7 @@ def test_amx_is_the_fastest_instruction_set() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_products_by_tiles_are_those_of_avx512(bits: int, block: int, more: bool, emulated: ctypes.CDLL) -> None:
     for num_outputs in (15, 64, 161):
-        run, num_inputs = product(bits, num_outputs, block, more=more)
+        run, num_inputs = product_of(bits, num_outputs, block, more=more)
         for rows in [*range(1, 41), 63, 64, 65, 100, 131]:
             check(run, num_inputs, rows, emulated, is_by_tiles=rows > FEW_ROWS and block <= MAX_BLOCK)
 
@@ -112,7 +97,7 @@ ROWS_OF_TASK = 393216 // (3 * 128) // 12 * 12
 def test_gated_and_divided_products_by_tiles_are_those_of_avx512(
     bits: int, num_outputs: int, block: int, how: dict[str, Any], rows: list[int], emulated: ctypes.CDLL
 ) -> None:
-    run, num_inputs = product(bits, num_outputs, block, **how)
+    run, num_inputs = product_of(bits, num_outputs, block, **how)
     for number in rows:
         check(run, num_inputs, number, emulated, is_by_tiles=number > FEW_ROWS)
 
@@ -124,8 +109,8 @@ def test_the_configuration_of_a_thread_is_restored(is_configured: bool, emulated
     if is_configured:
         config[[0, 16, 48, 18, 49]] = 1, 64, 16, 32, 7
     emulated.emulated_load_config(config.ctypes.data_as(ctypes.c_void_p))
-    run, num_inputs = product(8, 64, 32, threads=1)
-    check(run, num_inputs, 20, emulated, is_by_tiles=True)
+    run = product(matrix(8, 64, 71, 32), threads=1)
+    check(run, 71, 20, emulated, is_by_tiles=True)
     found = np.full(64, 255, np.uint8)
     emulated.emulated_store_config(found.ctypes.data_as(ctypes.c_void_p))
     assert np.array_equal(found, config)

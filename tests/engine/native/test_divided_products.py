@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import helper
 
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
-from genai_server.engine.graph_rewriting.packed_weights import PANEL, FloatMatrix, Matrix, QuantizedMatrix, pack
-from tests.engine.native.operator_session import session
-from tests.engine.native.test_operators import activations, matrix
+from genai_server.engine.graph_rewriting.packed_weights import PANEL, FloatMatrix, Matrix, QuantizedMatrix
+from tests.engine.native.packed_product import activations, matrix, product
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 # As in native/src/products.cpp.
@@ -29,24 +25,6 @@ def borders(num_outputs: int, num_inputs: int, *, is_rounded: bool) -> list[int]
     panels, units = -(-num_outputs // PANEL), -(-num_inputs // unit)
     parts = max(1, min(MAX_PARTS // panels, num_inputs // least)) if panels < FEW_PANELS else 1
     return [min(units * part // parts * unit, num_inputs) for part in range(parts)] + [num_inputs]
-
-
-def product(
-    given: Matrix,
-    num_inputs: int,
-    form: Mapping[str, int],
-    *,
-    bias: NDArray[np.float32] | None = None,
-    threads: int = 2,
-) -> Any:
-    """A session with a product; `form` has those attributes of the operator that are not sizes of the matrix."""
-    packed = pack(given)
-    tensors: dict[str, NDArray[Any] | None] = {"w": packed.weights.reshape(-1), "s": packed.scales}
-    tensors |= {"o": packed.offsets, "b": bias}
-    names = [name if array is not None else "" for name, array in tensors.items()]
-    attributes: dict[str, Any] = {"N": len(given.weights), "K": num_inputs, **form}
-    node = helper.make_node(PACKED, ["x", *names], ["y"], domain=DOMAIN, **attributes)
-    return session(node, tensors, threads=threads)
 
 
 def part_of(given: Matrix, first: int, end: int) -> Matrix:
@@ -86,20 +64,19 @@ def test_a_result_is_the_sum_of_its_parts_in_order_with_any_rows_and_threads(
         given = FloatMatrix(weights.astype(np.float16 if bits == 16 else np.float32))
     else:
         given = matrix(bits, num_outputs, num_inputs, BLOCK, offsets=True)
-        form = {**form, "block": BLOCK}
     x = activations(max(ROWS), num_inputs)
     places = borders(num_outputs, num_inputs, is_rounded=is_rounded)
     assert len(places) > 2
     expected: NDArray[np.float32] | None = None
     for first, end in zip(places, places[1:], strict=False):
         assert len(borders(num_outputs, end - first, is_rounded=is_rounded)) == 2, "a part is itself divided"
-        run = product(part_of(given, first, end), end - first, form)
+        run = product(part_of(given, first, end), form)
         (sums,) = run.run(None, {"x": np.ascontiguousarray(x[:, first:end])})
         expected = sums if expected is None else expected + sums
     assert expected is not None
     expected += bias
     for threads in (1, 2, 5):
-        run = product(given, num_inputs, form, bias=bias, threads=threads)
+        run = product(given, form, bias=bias, threads=threads)
         for rows in ROWS:
             (found,) = run.run(None, {"x": x[len(x) - rows :]})
             assert np.array_equal(found, expected[len(x) - rows :]), (threads, rows)
@@ -113,11 +90,11 @@ def test_a_result_is_the_sum_of_its_parts_in_order_with_any_rows_and_threads(
 def test_neither_a_block_nor_a_matrix_with_many_outputs_is_divided(
     bits: int, block: int, cuts: list[int], is_divided: bool
 ) -> None:
-    given, x, form = matrix(bits, PANEL, 4096, block), activations(3, 4096), {"bits": bits, "block": block}
+    given, x = matrix(bits, PANEL, 4096, block), activations(3, 4096)
 
     def results(of: Matrix, first: int = 0, end: int = 4096) -> NDArray[np.float32]:
         feed = {"x": np.ascontiguousarray(x[:, first:end])}
-        found: NDArray[np.float32] = product(of, end - first, form).run(None, feed)[0]
+        found: NDArray[np.float32] = product(of).run(None, feed)[0]
         return found
 
     narrow, wide = results(given), results(_with_more_outputs(given))[:, :PANEL]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
-from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix, pack
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
+from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix
 from tests.engine.native.operator_session import run_in_place, session, starts
+from tests.engine.native.packed_product import activations, matrix, product
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
-
-
-def matrix(bits: int, num_outputs: int, num_inputs: int, block: int, *, offsets: bool = False) -> QuantizedMatrix:
-    rng = np.random.default_rng(bits + num_outputs)
-    blocks = -(-num_inputs // block)
-    weights = rng.integers(0, 1 << bits, (num_outputs, blocks * block), np.uint8)
-    scales = ((rng.random((num_outputs, blocks)) + 0.5) / (1 << bits)).astype(np.float32)
-    added = rng.standard_normal((num_outputs, blocks), np.float32) if offsets else None
-    return QuantizedMatrix(weights, scales, added, bits, num_inputs, block)
 
 
 def dense(given: QuantizedMatrix) -> NDArray[np.float64]:
@@ -34,26 +25,6 @@ def dense(given: QuantizedMatrix) -> NDArray[np.float64]:
         values += np.repeat(given.offsets, given.block, 1)
     found: NDArray[np.float64] = values[:, : given.num_inputs]
     return found
-
-
-def product(
-    given: QuantizedMatrix,
-    *,
-    bias: NDArray[np.float32] | None = None,
-    gated: bool = False,
-    wrong: Mapping[str, int] = MappingProxyType({}),
-) -> Any:
-    packed = pack(given)
-    tensors = {"w": packed.weights.reshape(-1), "s": packed.scales, "o": packed.offsets, "b": bias}
-    inputs = ["x", *(name if array is not None else "" for name, array in tensors.items())]
-    attributes: dict[str, Any] = {"N": len(given.weights), "K": given.num_inputs}
-    attributes |= {"block": given.block, "bits": given.bits} | dict(wrong)
-    node = helper.make_node(PACKED, inputs, ["y"], domain=DOMAIN, gated=int(gated), **attributes)
-    return session(node, tensors)
-
-
-def activations(rows: int, num_inputs: int) -> NDArray[np.float32]:
-    return np.random.default_rng(1).standard_normal((rows, num_inputs), np.float32)
 
 
 PRODUCTS = [
@@ -114,12 +85,12 @@ def test_a_gated_product_is_silu_of_the_gate_times_the_values(offsets: bool) -> 
 )
 def test_attributes_are_checked_when_a_session_is_made(wrong: Mapping[str, int], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        product(matrix(4, 64, 64, 32), wrong=wrong)
+        product(matrix(4, 64, 64, 32), wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"N": 200}, {"K": 128}, {"bits": 8}, {"block": 16}])
 def test_sizes_are_checked_before_a_product(wrong: Mapping[str, int]) -> None:
-    run = product(matrix(4, 64, 64, 32), wrong=wrong)
+    run = product(matrix(4, 64, 64, 32), wrong)
     with pytest.raises(Exception, match="PackedMatMul: "):
         run.run(None, {"x": activations(1, wrong.get("K", 64))})
 
