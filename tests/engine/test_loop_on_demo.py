@@ -282,15 +282,6 @@ def test_prompt_logprobs_do_not_depend_on_chunks(device: DemoDevice, generator: 
 # limits of tokens
 
 
-def test_answer_that_would_end_continues_up_to_min_tokens(device: DemoDevice) -> None:
-    device.answer(1, "What is the capital of Italy?")
-    least = len(device.tokens(1)) + 5
-    device.answer(2, "What is the capital of Italy?", min_tokens=least)
-    assert device.tokens(2)[: least - 5] == device.tokens(1)
-    assert len(device.tokens(2)) >= least
-    assert 2 not in device.tokens(2)
-
-
 def test_a_prompt_of_one_token_may_be_only_read(device: DemoDevice) -> None:
     device.put_request(1, [100], max_tokens=0, max_length=MAX_LENGTH, prompt_logprobs=True)
     device.run(1)

@@ -210,11 +210,8 @@ def test_recomputed_prompt_logprobs_are_not_repeated(before: int, ends: set[int]
     assert logprobs == [token_logprob(Scores(POSITIONS[i : i + 1]), PROMPT[i + 1], 0) for i in range(len(PROMPT) - 1)]
 
 
-def test_prompt_logprobs_are_absent_unless_requested() -> None:
+def test_prompt_logprobs_are_absent_unless_requested_for_several_tokens() -> None:
     assert passes(sequence(prompt=PROMPT, top_logprobs=5), POSITIONS, [7, 20]) == []
-
-
-def test_a_prompt_of_one_token_has_none() -> None:
     found = sequence(prompt=(5,), prompt_logprobs=True)
     assert not found.wants_positions
     assert passes(found, POSITIONS, [1]) == []
