@@ -26,7 +26,7 @@ from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import Adapter, FinishReason
 from tests.engine.bench import Bench, nothing_compiles
 from tests.hand_clock import HandClock
-from tests.stepped_loop import OTHER_API
+from tests.stepped_loop import API, OTHER_API
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_queued_and_compiling_requests_can_be_cancelled(bench: Bench) -> None:
 
 
 def test_all_answers_of_one_request_are_cancelled(bench: Bench) -> None:
-    bench.submit(1, "count 50", request_id="twice")
-    bench.submit(2, "count 50", request_id="twice", connection=OTHER_API)
+    for key, connection in ((1, API), (2, OTHER_API)):
+        bench.submit(key, "count 50", request_id="twice", connection=connection)
     bench.steps(2)
     assert len(ask(bench, CancelRequest(7, "twice"))) == 2
     assert bench.reason(1) == bench.reason(2) == FinishReason.CANCELLED
@@ -144,15 +144,6 @@ def test_invalid_session_is_refused_with_code_and_field(bench: Bench) -> None:
     error = ErrorInfo("request_not_found", 'no request "missing" is running or waiting', "request_id")
     assert reply == CallFailed(1, error)
     assert reply_to(bench, EndProfile(2, "one_1")).error.code == "profile_not_found"
-
-
-def test_session_is_refused_if_its_folder_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file", encoding="utf-8")
-    bench = Bench(tmp_path / "taken")
-    bench.put(Connected(), OTHER_API)
-    refusal = reply_to(bench, StartProfile(1, ProfilePlan("one"))).error
-    assert refusal.code == "unavailable"
-    assert "taken" in refusal.message
 
 
 @pytest.fixture

@@ -43,11 +43,11 @@ def test_group_of_requests_is_admitted_when_complete(bench: Bench) -> None:
 
 
 def test_group_without_capacity_for_one_is_refused(bench: Bench) -> None:
-    for key in (1, 2, 3, 4):
+    keys = range(1, 5)
+    for key in keys:
         bench.submit(key, "say a", more=key < 4)
     bench.steps(1)
-    for key in (1, 2, 3, 4):
-        assert bench.refusal(key).code == "queue_full"
+    assert {bench.refusal(key).code for key in keys} == {"queue_full"}
     assert bench.scheduler.is_idle
     assert bench.answer(5, "say b") == "b"
 
@@ -151,8 +151,8 @@ def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
         bench.put(SetRuntimeOption(7, "terminate_session", "1"))
         bench.steps(1)
     bench.run(1)
-    assert bench.refusal(1).code == "session_terminated"
-    assert bench.refusal(1).retry_after is None  # until the operator decides otherwise
+    refused = bench.refusal(1)
+    assert (refused.code, refused.retry_after) == ("session_terminated", None)  # until the operator decides otherwise
 
 
 # biases
@@ -167,6 +167,7 @@ def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
         ({"sampling": Sampling(bad_words=[[97], []])}, "bad_words", ""),
         ({"sampling": Sampling(allowed_tokens=bytes(32))}, "allowed_token_ids", ""),
         ({"prompt": [1, 257, 2]}, "prompt", "must have tokens below 257; given 257"),
+        ({"prediction": [257]}, "prediction", "must have tokens below 257; given 257"),
     ],
 )
 def test_tokens_of_another_vocabulary_are_refused_with_their_field(

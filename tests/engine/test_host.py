@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,32 +97,22 @@ class Runtime:
         return 0
 
 
-def load(monkeypatch: pytest.MonkeyPatch, *found: Runtime | None) -> None:
-    """Let these be the libraries of CUDA 13 and 12."""
-    libraries = iter(found)
-
-    def open_library(name: str) -> Runtime:
-        if (runtime := next(libraries)) is None:
-            raise OSError(name)
-        return runtime
-
-    monkeypatch.setattr(ctypes, "CDLL", open_library)
-
-
-@pytest.mark.parametrize("runtimes", [(Runtime(9), None), (None, Runtime(9)), (Runtime(0), Runtime(9))])
-def test_the_first_runtime_that_the_driver_supports_tells(
-    runtimes: tuple[Runtime | None, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("runtimes", "number", "free"),
+    [
+        # The first runtime that the driver supports tells.
+        ([Runtime(9), None], 0, 9),
+        ([None, Runtime(9)], 0, 9),
+        ([Runtime(0), Runtime(9)], 0, 9),
+        # Nothing is known without a GPU, or of another one.
+        ([None, None], 0, None),
+        ([Runtime(0), None], 0, None),
+        ([None, Runtime(0)], 0, None),
+        ([Runtime(9), Runtime(9)], 1, None),
+    ],
+)
+def test_cudas_runtime_tells_the_free_memory(
+    runtimes: list[Runtime | None], number: int, free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load(monkeypatch, *runtimes)
-    assert free_gpu_memory(0) == 9
-
-
-@pytest.mark.parametrize("runtimes", [(None, None), (Runtime(0), None), (None, Runtime(0))])
-def test_without_a_gpu_nothing_is_known(runtimes: tuple[Runtime | None, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    load(monkeypatch, *runtimes)
-    assert free_gpu_memory(0) is None
-
-
-def test_nothing_is_known_of_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    load(monkeypatch, Runtime(9), Runtime(9))
-    assert free_gpu_memory(1) is None
+    monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=[runtime or OSError("not found") for runtime in runtimes]))
+    assert free_gpu_memory(number) == free

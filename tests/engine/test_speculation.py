@@ -197,12 +197,6 @@ def test_a_cancelled_answer_gets_nothing_after_its_draft(drafting: DemoDevice) -
     assert drafting.ends(2) == []
 
 
-def test_unknown_predicted_token_is_refused(loaded: LoadedModel, drafting: DemoDevice) -> None:
-    drafting.submit(1, COUNT, prediction=[loaded.main.model.vocab_size])
-    drafting.steps(1)
-    assert drafting.refusal(1).param == "prediction"
-
-
 def test_a_failed_pass_with_a_draft_ends_its_answer_only(drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = answer(drafting, 1)
     with monkeypatch.context() as patch:

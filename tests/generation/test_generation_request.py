@@ -33,9 +33,24 @@ def _request(num_prompt: int = 10, limit: int = 0, **fields: Any) -> GenerationR
 # lengths
 
 
-def test_default_max_tokens_fill_the_context() -> None:
-    request = _request(10)
-    assert (request.max_tokens, request.max_length) == (90, 100)
+@pytest.mark.parametrize(
+    ("num_prompt", "limit", "max_tokens", "max_length"), [(10, 0, 90, 100), (99, 0, 1, 100), (10, 40, 30, 40)]
+)
+def test_default_max_tokens_fill_the_context_or_the_engines_limit(
+    num_prompt: int, limit: int, max_tokens: int, max_length: int
+) -> None:
+    request = _request(num_prompt, limit)
+    assert (request.max_tokens, request.max_length) == (max_tokens, max_length)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "limit", "words"),
+    [(100, 40, "40 (memory: 9 bytes)"), (100, 0, "100 (the model's context)"), (101, 0, "100 (the model's context)")],
+)
+def test_prompt_of_full_length_is_refused_with_the_limit(num_prompt: int, limit: int, words: str) -> None:
+    with pytest.raises(PromptTooLong, match=re.escape(words)) as caught:
+        _request(num_prompt, limit)
+    assert (caught.value.param, caught.value.tokens, caught.value.limit) == ("messages", num_prompt, limit or 100)
 
 
 @pytest.mark.parametrize(
@@ -46,25 +61,6 @@ def test_a_default_bounds_answers_without_a_limit_of_their_own(given: int | None
     limited = with_default_limit(body, default, 100)
     assert isinstance(limited, ChatCompletionRequest)
     assert _made(limited, [5] * 10, MODEL).max_tokens == expected
-
-
-def test_the_engines_limit_holds_and_errors_say_what_sets_it() -> None:
-    request = _request(10, 40)
-    assert (request.max_length, request.max_tokens) == (40, 30)
-    for limit, words in ((40, "40 (memory: 9 bytes)"), (0, "100 (the model's context)")):
-        with pytest.raises(PromptTooLong, match=re.escape(words)):
-            _request(100, limit)
-
-
-def test_a_prompt_that_leaves_room_for_one_token_is_taken() -> None:
-    assert _request(99).max_tokens == 1
-
-
-@pytest.mark.parametrize("num_prompt", [100, 101])
-def test_prompt_of_full_length_is_refused_with_the_limit(num_prompt: int) -> None:
-    with pytest.raises(PromptTooLong) as caught:
-        _request(num_prompt)
-    assert (caught.value.param, caught.value.tokens, caught.value.limit) == ("messages", num_prompt, 100)
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
@@ -78,24 +74,18 @@ def test_a_prompt_without_tokens_is_refused() -> None:
 
 @pytest.mark.parametrize("operators", [True, False])
 def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
-    body = {"messages": HELLO}
-    exact = [
-        _made(
-            ChatCompletionRequest.model_validate(body | given),
-            [5],
-            MODEL,
-            exact=operators,
-        ).exact
+    bodies = [
+        ChatCompletionRequest.model_validate({"messages": HELLO} | given)
         for given in ({}, {"exact": None}, {"exact": True}, {"exact": False})
     ]
+    exact = [_made(body, [5], MODEL, exact=operators).exact for body in bodies]
     assert exact == [operators, operators, True, False]
 
 
 @pytest.mark.parametrize("low_priority", [False, True])
 def test_only_the_server_makes_a_request_one_of_the_background(low_priority: bool) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
-    made = _made(body, [5], MODEL, low_priority=low_priority)
-    assert made.low_priority is low_priority
+    assert _made(body, [5], MODEL, low_priority=low_priority).low_priority is low_priority
 
 
 def _sampling(**fields: Any) -> Sampling:

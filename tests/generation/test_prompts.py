@@ -39,20 +39,29 @@ def _variables(source: str, **fields: Any) -> tuple[dict[str, Any], dict[str, st
 
 
 @pytest.mark.parametrize(
-    ("source", "effort", "expected"),
+    ("source", "effort", "given", "expected"),
     [
-        (SWITCH, "none", {"enable_thinking": False}),
-        (SWITCH, "low", {"enable_thinking": True}),
-        (EFFORT, "none", {"reasoning_effort": "none"}),
+        (SWITCH, "none", {}, {"enable_thinking": False}),
+        (SWITCH, "low", {}, {"enable_thinking": True}),
+        (EFFORT, "none", {}, {"reasoning_effort": "none"}),
         # A template that reads both is switched off, and gets no effort that it may not know.
-        (SWITCH + EFFORT, "none", {"enable_thinking": False}),
-        (SWITCH + EFFORT, "high", {"enable_thinking": True, "reasoning_effort": "high"}),
-        ("{{ thinking }}", "none", {"thinking": False}),
-        ("", "none", {}),
+        (SWITCH + EFFORT, "none", {}, {"enable_thinking": False}),
+        (SWITCH + EFFORT, "high", {}, {"enable_thinking": True, "reasoning_effort": "high"}),
+        ("{{ thinking }}", "none", {}, {"thinking": False}),
+        ("", "none", {}, {}),
+        # Given variables come first, by the template's names.
+        (SWITCH, "high", {"enable_thinking": False}, {"enable_thinking": False}),
+        ("{{ thinking }}", None, {"enable_thinking": False}, {"thinking": False}),
+        (SWITCH, None, {"thinking": True}, {"enable_thinking": True}),
+        (EFFORT, None, {"enable_thinking": False}, {"reasoning_effort": "none"}),
+        (EFFORT, None, {"enable_thinking": True}, {}),
+        ("", None, {"enable_thinking": False}, {"enable_thinking": False}),  # refused by the template's variables
     ],
 )
-def test_effort_is_what_the_template_reads(source: str, effort: str, expected: dict[str, Any]) -> None:
-    assert _variables(source, reasoning_effort=effort) == (expected, {})
+def test_effort_and_given_variables_become_what_the_template_reads(
+    source: str, effort: str | None, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert _variables(source, reasoning_effort=effort, chat_template_kwargs=given) == (expected, {})
 
 
 @pytest.mark.parametrize(
@@ -71,25 +80,6 @@ def test_effort_that_the_template_refuses_becomes_the_nearest_one_and_is_named(
     variables, headers = _variables(source, reasoning_effort=effort)
     assert variables == {"reasoning_effort": taken}
     assert headers == {CONVERTED_HEADER: f'reasoning_effort "{effort}" (as "{taken}")'}
-
-
-def test_given_variables_come_first() -> None:
-    variables, _ = _variables(SWITCH, reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})
-    assert variables == {"enable_thinking": False}
-
-
-@pytest.mark.parametrize(
-    ("source", "given", "expected"),
-    [
-        ("{{ thinking }}", {"enable_thinking": False}, {"thinking": False}),
-        (SWITCH, {"thinking": True}, {"enable_thinking": True}),
-        (EFFORT, {"enable_thinking": False}, {"reasoning_effort": "none"}),
-        (EFFORT, {"enable_thinking": True}, {}),
-        ("", {"enable_thinking": False}, {"enable_thinking": False}),  # refused by the template's variables
-    ],
-)
-def test_switch_has_the_templates_name(source: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert _variables(source, chat_template_kwargs=given) == (expected, {})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from genai_server.engine.profiling.profile_files import (
     wait_for_next_file_name,
 )
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import Unavailable
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
 from genai_server.profiles.manifest import SUFFIX, End, Manifest, Session, encode_line, find_manifests
@@ -41,12 +40,6 @@ def test_prepare_creates_the_folder_with_parents_and_repeats(tmp_path: Path) -> 
     for _ in range(2):
         folder.prepare()
     assert folder.directory.is_dir()
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file", encoding="utf-8")
-    with pytest.raises(Unavailable, match="taken: profiles cannot be written"):
-        _folder(tmp_path / "taken").prepare()
 
 
 def test_each_device_has_a_folder_whose_name_every_system_allows(tmp_path: Path) -> None:

@@ -226,31 +226,21 @@ def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
     assert _draws(logits, sampling, 64) == _draws(logits, sampling, 64)
 
 
-def test_another_seed_gives_other_tokens() -> None:
-    logits = np.zeros(1000, np.float32)
-    assert _draws(logits, Sampling(1.0, seed=1), 32) != _draws(logits, Sampling(1.0, seed=2), 32)
-
-
-def test_requests_without_a_seed_draw_differently() -> None:
+@pytest.mark.parametrize("seeds", [(1, 2), (None, None)])
+def test_without_the_same_seed_other_tokens_are_drawn(seeds: tuple[int | None, int | None]) -> None:
     # The same of 1000 tokens 32 times in a row has probability 10 to the power of -96.
-    logits = np.zeros(1000, np.float32)
-    assert _draws(logits, Sampling(1.0), 32) != _draws(logits, Sampling(1.0), 32)
+    first, second = (_draws(np.zeros(1000, np.float32), Sampling(1.0, seed=seed), 32) for seed in seeds)
+    assert first != second
 
 
 # operations before the temperature
 
 
+@pytest.mark.parametrize("how", [{"allowed": np.array([False, True, False, True])}, {"banned": [0, 2]}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_allowed_tokens_are_chosen(temperature: float) -> None:
+def test_only_allowed_tokens_are_chosen(temperature: float, how: dict[str, Any]) -> None:
     sampler = Sampler(Sampling(temperature, seed=SEED), [0])
-    allowed = np.array([False, True, False, True])
-    assert {sampler.sample(_logits(9, 1, 9, 1), allowed=allowed) for _ in range(50)} <= {1, 3}
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_banned_tokens_are_never_chosen(temperature: float) -> None:
-    sampler = Sampler(Sampling(temperature, seed=SEED), [0])
-    assert {sampler.sample(_logits(9, 1, 9, 0), banned=[0, 2]) for _ in range(50)} <= {1, 3}
+    assert {sampler.sample(_logits(9, 1, 9, 0.5), **how) for _ in range(50)} <= {1, 3}
 
 
 def test_filters_consider_only_allowed_tokens() -> None:
@@ -268,25 +258,26 @@ def test_filters_consider_only_allowed_tokens() -> None:
         assert {sampler.sample(logits, allowed=allowed) for _ in range(300)} == {5, 700, 39_999}
 
 
-def test_a_bias_changes_the_choice_and_leaves_the_logits() -> None:
-    logits = _logits(1, 2, 3)
-    assert Sampler(Sampling(logit_bias={0: 2.5}), [0]).sample(logits) == 0
-    assert Sampler(Sampling(logit_bias={2: -100.0}), [0]).sample(logits) == 1
-    assert Sampler(Sampling(logit_bias={0: 100.0}), [0]).sample(logits) == 0
-    assert logits.tolist() == [1, 2, 3]
-
-
-def test_a_bias_allows_nothing_that_is_ruled_out() -> None:
-    sampler = Sampler(Sampling(logit_bias={0: 50.0}), [0])
-    assert sampler.sample(_logits(3, 2, 1), banned=[0]) == 1
-    assert sampler.sample(_logits(3, 2, 1), allowed=np.array([False, False, True])) == 2
-
-
-def test_the_bias_comes_before_the_repetition_penalty() -> None:
-    # 1 + 3 halved is 2, which is more than 1.9; 1 halved and 3 added would be 3.5 against 3.
-    sampling = Sampling(repetition_penalty=2.0, logit_bias={0: 3.0})
-    assert Sampler(sampling, [0]).sample(_logits(1, 1.9)) == 0
-    assert Sampler(sampling, [0]).sample(_logits(1, 3)) == 1
+@pytest.mark.parametrize(
+    ("fields", "logits", "how", "token"),
+    [
+        ({"logit_bias": {0: 2.5}}, [1, 2, 3], {}, 0),
+        ({"logit_bias": {2: -100.0}}, [1, 2, 3], {}, 1),
+        ({"logit_bias": {0: 100.0}}, [1, 2, 3], {}, 0),
+        # It allows nothing that is ruled out.
+        ({"logit_bias": {0: 50.0}}, [3, 2, 1], {"banned": [0]}, 1),
+        ({"logit_bias": {0: 50.0}}, [3, 2, 1], {"allowed": np.array([False, False, True])}, 2),
+        # It comes before the penalty: 1 + 3 halved is 2, which is more than 1.9; 1 halved and 3 added would be 3.5.
+        ({"logit_bias": {0: 3.0}, "repetition_penalty": 2.0}, [1, 1.9], {}, 0),
+        ({"logit_bias": {0: 3.0}, "repetition_penalty": 2.0}, [1, 3], {}, 1),
+    ],
+)
+def test_a_bias_changes_the_choice_and_leaves_the_logits(
+    fields: dict[str, Any], logits: list[float], how: dict[str, Any], token: int
+) -> None:
+    given = _logits(*logits)
+    assert Sampler(Sampling(**fields), [0]).sample(given, **how) == token
+    assert given.tolist() == _logits(*logits).tolist()
 
 
 def test_a_bias_that_leaves_nothing_is_refused_by_name() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from tests.media.described_graph import write_graph
+from tests.media.described_graph import write_graph, write_tokenizer
 
-_DEMO = Path(__file__).parents[3] / "models" / "demo"
 _SPECIAL = (
     *("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"),
     *("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"),
@@ -64,7 +63,7 @@ def make_speech_directory(folder: Path, *, seconds: int = 30, mels: int = 80, ty
     }
     _write(folder / "genai_config.json", {"model": model, "search": {"max_length": 448}})
     _write(folder / "audio_processor_config.json", _features(seconds, mels))
-    _write_tokenizer(folder, special)
+    write_tokenizer(folder, {text: _FIRST_ID + number for number, text in enumerate(special)})
     _write_graphs(folder, seconds, mels, type, _FIRST_ID + len(special))
     return folder
 
@@ -83,17 +82,6 @@ def _features(seconds: int, mels: int) -> dict[str, Any]:
 
 def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def _write_tokenizer(folder: Path, special: list[str]) -> None:
-    tokenizer = json.loads((_DEMO / "tokenizer.json").read_text(encoding="utf-8"))
-    config = json.loads((_DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": _FIRST_ID + number, "content": text, **flags} for number, text in enumerate(special)]
-    tokenizer["added_tokens"] += added
-    config["added_tokens_decoder"] = config.get("added_tokens_decoder", {}) | {str(t["id"]): t for t in added}
-    _write(folder / "tokenizer.json", tokenizer)
-    _write(folder / "tokenizer_config.json", config)
 
 
 def _write_graphs(folder: Path, seconds: int, mels: int, type: int, vocabulary: int) -> None:

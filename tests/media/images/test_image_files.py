@@ -83,13 +83,6 @@ def test_file_of_an_image_in_use_is_never_removed(files: ImageFiles) -> None:
     assert _left(files) == ["d"]
 
 
-def test_a_file_over_the_limit_is_removed_once_no_request_uses_it(files: ImageFiles) -> None:
-    image = _add(files, "a", 100)
-    assert image.path.exists()
-    del image
-    assert _left(files) == []
-
-
 def test_image_that_is_read_twice_counts_once(files: ImageFiles) -> None:
     first, second = _add(files, "a", 10), _add(files, "a", 12)
     assert first is second

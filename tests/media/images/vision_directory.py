@@ -6,10 +6,9 @@ from typing import Any
 
 from onnx import TensorProto
 
-from tests.media.described_graph import write_graph
+from tests.media.described_graph import write_graph, write_tokenizer
 from tests.media.images.processor_configs import PROCESSORS
 
-_DEMO = Path(__file__).parents[3] / "models" / "demo"
 # The special tokens of all families, and the ids that they get.
 SPECIAL = (
     *("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
@@ -75,7 +74,7 @@ def make_vision_directory(folder: Path, kind: str = "qwen3_vl", pixels: int = Te
     (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": {}}), encoding="utf-8")
     processor = {"processor": {"name": "images", "transforms": PROCESSORS[kind]["transforms"]}}
     (folder / "processor_config.json").write_text(json.dumps(processor), encoding="utf-8")
-    _write_tokenizer(folder)
+    write_tokenizer(folder, IDS)
     integers = {name: (TensorProto.INT64, ["n", "m"]) for name in PROCESSORS[kind]["inputs"].values()}
     write_graph(
         folder / "vision.onnx",
@@ -105,14 +104,3 @@ def make_vision_directory(folder: Path, kind: str = "qwen3_vl", pixels: int = Te
         },
     )
     return folder
-
-
-def _write_tokenizer(folder: Path) -> None:
-    tokenizer = json.loads((_DEMO / "tokenizer.json").read_text(encoding="utf-8"))
-    config = json.loads((_DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": id, "content": text, **flags} for text, id in IDS.items()]
-    tokenizer["added_tokens"] += added
-    config["added_tokens_decoder"] = config.get("added_tokens_decoder", {}) | {str(t["id"]): t for t in added}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
