@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tests.running_server import DEMO, ROOT, wait_until
 from tests.text.guided import tokenizer_with
 from tests.text.small_tokenizers import compatible, sentencepiece, words
 
+pytestmark = pytest.mark.anyio
+
 
 class Job:
     """Ends when it is told to, and returns its name."""
@@ -43,21 +46,21 @@ class Job:
         return self.name
 
 
+@dataclass
 class Scene:
     """Threads, the clock of their turns, and the names of the jobs that have begun."""
 
-    def __init__(self, threads: TextThreads, clock: HandClock) -> None:
-        self.clock = clock
-        self.begun: list[str] = []
-        self.jobs: dict[str, Job] = {}
-        self.results: dict[str, asyncio.Task[str]] = {}
-        self._threads = threads
+    threads: TextThreads
+    clock: HandClock
+    begun: list[str] = field(default_factory=list)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    results: "dict[str, asyncio.Task[str]]" = field(default_factory=dict)
 
     async def ask(self, *names: str) -> None:
         """Jobs of the tenants that their names begin with, each in a request of its own."""
         for name in names:
             self.jobs[name] = Job(name, self.begun)
-            self.results[name] = asyncio.create_task(self._threads.run(self.jobs[name], TaskOwner(name[0], name)))
+            self.results[name] = asyncio.create_task(self.threads.run(self.jobs[name], TaskOwner(name[0], name)))
             await asyncio.sleep(0)
 
     async def until_begun(self, *names: str) -> None:
@@ -81,7 +84,6 @@ async def scene(request: pytest.FixtureRequest, clock: HandClock) -> AsyncIterat
         await asyncio.gather(*scene.results.values(), return_exceptions=True)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("scene", [2], indirect=True)
 async def test_another_keys_prompt_does_not_wait_for_those_of_one_key(scene: Scene) -> None:
     await scene.ask("a0", "a1", "a2", "a3", "a4")
@@ -91,7 +93,6 @@ async def test_another_keys_prompt_does_not_wait_for_those_of_one_key(scene: Sce
     assert sorted(scene.begun) == ["a0", "a1", "b"]
 
 
-@pytest.mark.anyio
 async def test_several_prompts_of_a_key_do_not_wait_for_one_of_another_key(scene: Scene) -> None:
     await scene.ask("a0", "a1", "b0", "b1", "b2")
     for name in ("b0", "b1", "b2"):
@@ -102,7 +103,6 @@ async def test_several_prompts_of_a_key_do_not_wait_for_one_of_another_key(scene
     await scene.end("a0", "a1")
 
 
-@pytest.mark.anyio
 async def test_a_prompt_that_nobody_waits_for_is_not_encoded(scene: Scene) -> None:
     await scene.ask("a0", "a1", "a2")
     await scene.until_begun("a0")
@@ -111,7 +111,6 @@ async def test_a_prompt_that_nobody_waits_for_is_not_encoded(scene: Scene) -> No
     assert scene.begun == ["a0", "a2"]
 
 
-@pytest.mark.anyio
 async def test_a_running_job_keeps_its_thread_when_its_client_leaves(scene: Scene) -> None:
     await scene.ask("a0", "a1")
     await scene.until_begun("a0")
@@ -123,7 +122,6 @@ async def test_a_running_job_keeps_its_thread_when_its_client_leaves(scene: Scen
     await scene.end("a1")
 
 
-@pytest.mark.anyio
 async def test_a_client_that_leaves_when_its_turn_comes_holds_up_nobody(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +141,6 @@ async def test_a_client_that_leaves_when_its_turn_comes_holds_up_nobody(
     assert scene.begun == ["a0", "a3"]
 
 
-@pytest.mark.anyio
 async def test_an_error_is_the_callers() -> None:
     with closing(TextThreads(1)) as threads:
         for _ in range(3):
@@ -151,7 +148,6 @@ async def test_an_error_is_the_callers() -> None:
                 await threads.run(partial(int, "wrong"), TaskOwner())
 
 
-@pytest.mark.anyio
 async def test_a_codecs_long_prompts_take_turns_between_keys() -> None:
     may_end, begun = threading.Event(), list[str]()
 
@@ -364,7 +360,6 @@ def test_raw_text_has_special_tokens_and_begins_with_bos_unless_disabled(demo: T
 # long texts
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "content",
     ["some words and an emoji 👋 " * 20_000, "x" * 500_000, "<|im_end|>" * 50_000],

@@ -166,17 +166,21 @@ NAME_END = {"qwen3_coder": "<function=get_weather>", "glm": "get_weather\n", "mi
 CLOSING = {"qwen3_coder": "</parameter>", "glm": "</arg_value>", "minimax": "</parameter>"}
 
 
+@pytest.fixture(params=TAGGED)
+def form(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 def _one(form: str, value: str) -> str:
     return UP_TO_VALUE[form].format(value) + REST[form]
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_values_of_calls_follow_the_schema_and_text_may_stand_around_them(form: str) -> None:
     parts = parse(f"I look.\n\n{CALLS[form]}\nSo.", form, FUNCTIONS)
     assert parts == [Content("I look."), *TOLD, Content("\nSo.")]
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_whitespace_between_tags_and_a_schema_may_be_missing_but_not_the_function(form: str) -> None:
     text = _one(form, "Oslo").replace(">\n", ">").replace("\n<", "<").replace("weather\n", "weather")
     assert parse(text, form, FUNCTIONS) == call(0, "get_weather", '{"city": "Oslo"}')
@@ -186,7 +190,6 @@ def test_whitespace_between_tags_and_a_schema_may_be_missing_but_not_the_functio
     assert parse(f"A {text}", form, FUNCTIONS) == [Content(f"A {text}")]
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_a_call_in_which_the_answer_ends_is_cut_wherever_it_ends(form: str) -> None:
     text = _one(form, "Oslo")
     whole = len(text) - len({"qwen3_coder": "\n</tool_call>", "glm": "", "minimax": "\n</minimax:tool_call>"}[form])
@@ -214,7 +217,6 @@ WITH_TAGS = [
 ]
 
 
-@pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("value", WITH_TAGS)
 def test_value_contains_its_closing_tag_where_no_other_tag_follows(form: str, value: str) -> None:
     city = value.replace("TAG", CLOSING[form])
@@ -225,14 +227,12 @@ def test_value_contains_its_closing_tag_where_no_other_tag_follows(form: str, va
     assert_cuts_change_nothing(written, form, FUNCTIONS)
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_value_ends_with_its_closing_tag_at_the_end_of_the_answer(form: str) -> None:
     text = UP_TO_VALUE[form].format(f"a {CLOSING[form]} b") + CLOSING[form]
     for end in ("", "\n", "\n<", "\n</"):
         assert parse(text + end, form, FUNCTIONS) == cut_call(0, "get_weather", f'{{"city": "a {CLOSING[form]} b"')
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_no_text_of_the_grammar_has_the_end_of_a_value_within(form: str) -> None:
     built = _grammar(form, {"properties": {"city": {"type": "string"}}, "required": ["city"]})
     tag, end = CLOSING[form], REST[form].removeprefix("\n").removeprefix(CLOSING[form])
@@ -247,7 +247,6 @@ def test_qwen_may_leave_out_the_first_tag(end: str) -> None:
     assert parse(f"Hm {text}{end}", "qwen3_coder", FUNCTIONS) == [Content("Hm"), *call(0, "get_weather", ARGUMENTS)]
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_cuts_change_nothing(form: str) -> None:
     assert_cuts_change_nothing(f"Hm\n{CALLS[form]} x", form, FUNCTIONS)
     short = _one(form, "<").replace("get_weather", "now").replace("city", "a")
@@ -280,7 +279,6 @@ def _grammar(form: str, schema: Mapping[str, Any], *, is_promised: bool = True, 
     return built
 
 
-@pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("beside_text", [False, True])
 def test_calls_written_by_the_template_fit_the_grammar(form: str, beside_text: bool) -> None:
     built, text = _grammar(form, FUNCTIONS["get_weather"] or {}, beside_text=beside_text), CALLS[form]
@@ -290,7 +288,6 @@ def test_calls_written_by_the_template_fit_the_grammar(form: str, beside_text: b
     assert fits(built, f"Hm.\n{text}") is beside_text
 
 
-@pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [({"enum": ["Oslo", 1]}, ["Oslo", "1"], ["Rome"]), ({"type": "integer", "minimum": 3}, ["4"], ["2"])],
@@ -301,7 +298,6 @@ def test_values_are_bound(form: str, schema: dict[str, Any], good: list[str], ba
     assert_answers(built, (_one(form, value) for value in good), (_one(form, value) for value in bad))
 
 
-@pytest.mark.parametrize("form", TAGGED)
 def test_a_required_argument_is_there_and_others_may_be(form: str) -> None:
     built = _grammar(form, {"properties": {"city": {"type": "string"}, "x": {}}, "required": ["city"]})
     both, other, none = (
@@ -311,14 +307,12 @@ def test_a_required_argument_is_there_and_others_may_be(form: str) -> None:
     assert_answers(built, [_one(form, "Oslo"), both], [other, none])
 
 
-@pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("schema", [ANY_OBJECT, {"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}])
 def test_argument_names_are_free_without_a_list_of_properties(form: str, schema: Mapping[str, Any]) -> None:
     call = _one(form, "Oslo")
     assert_answers(_grammar(form, schema, is_promised=False), [call], [call.replace("get_weather", "unknown")])
 
 
-@pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize(
     ("schema", "says"),
     [

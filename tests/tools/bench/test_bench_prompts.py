@@ -11,6 +11,8 @@ from genai_server.tools.bench.bench_client import Calibration, Server, calibrate
 from genai_server.tools.bench.measurement import AnswerError
 from tests.tools.bench.fake_server import TEMPLATE_TOKENS, TOKENS_PER_WORD, fake_server
 
+pytestmark = pytest.mark.anyio
+
 
 def test_words_are_determined_by_the_key_and_each_comes_as_often_as_any_other() -> None:
     assert words(20, "seed", 1) == words(20, "seed", 1) != words(20, "seed", 2)
@@ -33,7 +35,6 @@ async def at(url: str) -> AsyncIterator[Server]:
         await server.close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("how", [{}, {"has_usage": False, "in_a_chunk": 4}], ids=["usage", "without usage"])
 async def test_two_requests_calibrate_a_servers_token_count(how: dict[str, Any]) -> None:
     async with fake_server(**how) as fake, at(fake.url) as server:
@@ -43,7 +44,6 @@ async def test_two_requests_calibrate_a_servers_token_count(how: dict[str, Any])
     assert len(answer.chunks) == 8 // how.get("in_a_chunk", 1)
 
 
-@pytest.mark.anyio
 async def test_unreachable_server_is_reported() -> None:
     with pytest.raises(AnswerError, match="no server at http://127.0.0.1:"):
         async with at("http://127.0.0.1:9") as server:
