@@ -1,6 +1,9 @@
 """Runners of a model directory, and greedy answers."""
 
+import threading
 from collections import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,25 @@ def greedy(runner: Runner | Driven, prompt: list[int], steps: int) -> list[int]:
     return found
 
 
+@contextmanager
+def interrupts(runner: Runner | Driven, seconds: float = 0.001) -> Iterator[None]:
+    """A thread interrupts repeatedly, with so many seconds between."""
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        while not stop.wait(seconds):
+            runner.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        runner.cancel_interrupt()  # the last interrupt may have come after the pass
+
+
 Arrays = dict[str, NDArray[Any]]
 
 # Tokens whose logits differ by less are a tie: the library's kernels round far enough to choose the other one.
@@ -89,11 +111,19 @@ def library_answer(
 
 
 def answer_with_inputs(
-    model: Any, prompt: list[int], tensors: Arrays, *, steps: int, max_length: int, excluded: int | None = None
+    model: Any,
+    prompt: list[int],
+    tensors: Arrays,
+    *,
+    steps: int,
+    max_length: int,
+    excluded: int | None = None,
+    tie: float = 0.0,
 ) -> list[int]:
-    """The tokens of the library's greedy answer to a prompt with the tensors of images or sounds.
+    """The tokens of the library's greedy answer to a prompt with the tensors of images or sounds, whatever they are.
 
-    One token may be excluded, because the library fails once it has chosen one for images.
+    It ends before the first token whose logit is larger by less than `tie` than the next one. One token may be
+    excluded, because the library fails once it has chosen one for images.
     """
     import onnxruntime_genai as og
 
@@ -113,6 +143,9 @@ def answer_with_inputs(
         logits = logits.reshape(-1, logits.shape[-1])[-1].copy()
         if excluded is not None:
             logits[excluded] = -np.inf
+        second, first = np.partition(logits, -2)[-2:]
+        if first - second < tie:
+            break
         answer.append(int(logits.argmax()))
         generator.append_tokens(np.array(answer[-1:], np.int32))
     return answer

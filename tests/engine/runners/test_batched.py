@@ -5,16 +5,14 @@ All products are those of genai-server-native, so that logits of the same tokens
 
 import json
 import random
-import threading
 import tracemalloc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime_genai as og
 import pytest
 from _models.driven import Driven
 
@@ -28,7 +26,7 @@ from genai_server.engine.scores import Logits
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING
-from tests.engine.model_runners import TIE, batched_runner
+from tests.engine.model_runners import TIE, answer_with_inputs, batched_runner, interrupts
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -41,36 +39,16 @@ class Reference:
     """Greedy answers of fresh Generators of the library that read the prompt in one pass."""
 
     def __init__(self) -> None:
-        import onnxruntime_genai as og
-
-        self._model, self._vocab_size = og.Model(str(DEMO)), check_model_directory(DEMO).vocab_size
-        self._known: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+        self._model = og.Model(str(DEMO))
+        self._known: dict[tuple[int, ...], list[int]] = {}
 
     def agrees(self, prompt: list[int], answer: list[int], steps: int) -> bool:
         """Whether an answer of so many tokens is the library's, up to the first tie."""
-        expected, leads = self._answer(prompt, steps)
-        num_clear = next((number for number, lead in enumerate(leads[:steps]) if lead < TIE), steps)
-        return len(answer) == steps and answer[:num_clear] == expected[:num_clear]
-
-    def _answer(self, prompt: list[int], steps: int) -> tuple[list[int], list[float]]:
-        """The tokens, and how much larger the logit of each is than the next one."""
-        import onnxruntime_genai as og
-
-        found, leads = self._known.get(tuple(prompt), ([], []))
-        if len(found) < steps:
-            parameters = og.GeneratorParams(self._model)
-            parameters.set_search_options(max_length=MAX_LENGTH, do_sample=False)
-            generator = og.Generator(self._model, parameters)
-            found, leads, unread = [], [], prompt
-            while len(found) < steps:  # not by generate_next_token, which ends at an end token
-                generator.append_tokens(np.array(unread, np.int32))
-                logits = generator.get_logits().reshape(-1, self._vocab_size)[-1]
-                second, first = np.partition(logits, -2)[-2:]
-                unread = [int(logits.argmax())]
-                found += unread
-                leads.append(float(first - second))
-            self._known[tuple(prompt)] = found, leads
-        return found, leads
+        if (key := (steps, *prompt)) not in self._known:
+            how = {"steps": steps, "max_length": MAX_LENGTH}
+            self._known[key] = answer_with_inputs(self._model, prompt, {}, **how, tie=TIE)
+        expected = self._known[key]
+        return len(answer) == steps and answer[: len(expected)] == expected
 
 
 @pytest.fixture
@@ -246,24 +224,6 @@ def test_one_slot_is_enough_and_keeps_one_past(session: Any, reference: Referenc
 # interruption
 
 
-@contextmanager
-def interrupts(runner: Driven) -> Iterator[None]:
-    """A thread interrupts repeatedly."""
-    stop = threading.Event()
-
-    def interrupt() -> None:
-        while not stop.wait(0.001):
-            runner.interrupt()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 def test_interrupted_prefill_can_be_repeated(batch: Batch, reference: Reference) -> None:
     runner, long = batch.runner, text(900)
     batch.answer({1: text(33)}, 2)
@@ -291,7 +251,6 @@ def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, refe
     batch.runner.open(1, long, MAX_LENGTH)
     with interrupts(batch.runner), pytest.raises(Interrupted):
         batch.runner.prefill(1, long)
-    batch.runner.cancel_interrupt()  # the last interrupt may have come after the pass
     batch.end(1)
     assert batch.begin(2, long[:50]) == 0
     batch.step(2)

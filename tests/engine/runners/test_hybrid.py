@@ -3,9 +3,7 @@
 The models are those of the real builder (tests/built_models/README.md). Each answer must be that of a Generator.
 """
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
@@ -23,6 +21,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.errors import RunnerFailed
 from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, Hybrid, begin, best, finish, loop_of, put_request, text
+from tests.engine.model_runners import interrupts
 
 
 def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
@@ -92,42 +91,20 @@ def test_rows_are_bitwise_equal_in_any_company_in_any_chunks(packed_hybrid: Hybr
     assert all(np.array_equal(rows, found[0]) for rows in found)
 
 
-def _read_again(runner: Driven, sequence: int, chunk: list[int], spares: threading.Event) -> int:
-    """Read a chunk without an interrupt; one that was on its way may still come."""
-    spares.set()
-    try:
-        while True:
-            with suppress(Interrupted):
-                return best(runner.prefill(sequence, chunk))
-    finally:
-        spares.clear()
-
-
 def test_an_interrupted_chunk_can_be_read_again(hybrid: Hybrid, runner: Driven) -> None:
     prompt, num_interrupts = text(200, 9), 0
-    stop, spares = threading.Event(), threading.Event()
-
-    def interrupt() -> None:
-        while not stop.is_set():
-            if not spares.is_set():
-                runner.interrupt()
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    try:
-        thread.start()
-        for number in range(1000):  # the chunks are so short that the first ones may escape
-            if num_interrupts >= 2:
-                break
-            runner.open(number, prompt, LENGTH, reuse=False)
-            for chunk in (prompt[:50], prompt[50:]):
-                try:
+    for number in range(1000):  # the chunks are so short that the first ones may escape
+        if num_interrupts >= 2:
+            break
+        runner.open(number, prompt, LENGTH, reuse=False)
+        for chunk in (prompt[:50], prompt[50:]):
+            try:
+                with interrupts(runner, 0):
                     first = best(runner.prefill(number, chunk))
-                except Interrupted:
-                    num_interrupts += 1
-                    first = _read_again(runner, number, chunk, spares)
-            assert finish(runner, number, first, 4) == hybrid.answer(prompt)[:4]
-    finally:
-        stop.set()
+            except Interrupted:
+                num_interrupts += 1
+                first = best(runner.prefill(number, chunk))
+        assert finish(runner, number, first, 4) == hybrid.answer(prompt)[:4]
     assert num_interrupts
 
 
