@@ -242,51 +242,39 @@ def test_images_are_pasted_and_dropped(talk: Talk) -> None:
     expect(talk.attached()).to_have_count(3)
 
 
-@pytest.mark.parametrize(
-    ("refused", "sentence"),
-    [
-        (
-            file("movie.mp4", b"\0\0\0\x18ftypmp42", "video/mp4"),
-            "movie.mp4 is a recording, and no model of this server hears or transcribes.",
-        ),
-        (file("notes.png", b"no picture", "image/png"), "notes.png is neither an image"),
-        (file("paper", b"%PDF-1.7 ...", ""), "paper cannot be read as a PDF."),
-        (file("scan.pdf", pdf(""), ""), "scan.pdf has no text; its pages may be pictures"),
-        (file("book.pdf", pdf(*["x" * 900] * 250), ""), "book.pdf has more than 200 kB of text: attach a part of it."),
-        (file("long.txt", b"x" * 200_001, "text/plain"), "no text file in UTF-8 of up to 200 kB."),
-        (file("latin.txt", "é".encode("latin-1"), "text/plain"), "no text file in UTF-8 of up to 200 kB."),
-        (file("half.png", png(1)[:40], "image/png"), "half.png cannot be read as an image."),
-        (
-            file("big.png", png(1) + bytes(20 * 1024 * 1024), ""),
-            "big.png has 20.0 MB; an image may have at most 20 MB.",
-        ),
-    ],
-    ids=[
-        "video",
-        "text-named-png",
-        "damaged-pdf",
-        "pdf-without-text",
-        "long-pdf",
-        "long-text",
-        "latin-1",
-        "half-an-image",
-        "large-image",
-    ],
-)
-def test_other_files_are_refused_with_a_sentence(talk: Talk, refused: Any, sentence: str, tmp_path: Path) -> None:
-    for each in (CAT, refused):  # a large file would take long through the browser's protocol
-        (tmp_path / each["name"]).write_bytes(each["buffer"])
-    talk.attach(*(tmp_path / each["name"] for each in (CAT, refused)))
-    expect(talk.page.get_by_role("alert")).to_contain_text(sentence)
+REFUSED = [
+    ("movie.mp4", b"\0\0\0\x18ftypmp42", "is a recording, and no model of this server hears or transcribes."),
+    ("notes.png", b"no picture", "is neither an image"),
+    ("paper.pdf", b"%PDF-1.7 ...", "cannot be read as a PDF."),
+    ("scan.pdf", pdf(""), "has no text; its pages may be pictures"),
+    ("book.pdf", pdf(*["x" * 900] * 250), "has more than 200 kB of text: attach a part of it."),
+    ("long.txt", b"x" * 200_001, "no text file in UTF-8 of up to 200 kB."),
+    ("latin.txt", "é".encode("latin-1"), "no text file in UTF-8 of up to 200 kB."),
+    ("half.png", png(1)[:40], "cannot be read as an image."),
+    ("big.png", png(1) + bytes(20 * 1024 * 1024), "has 20.0 MB; an image may have at most 20 MB."),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "reason"), REFUSED, ids=[name for name, _, _ in REFUSED])
+def test_other_files_are_refused_with_a_sentence(
+    talk: Talk, name: str, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    for each, data in ((CAT["name"], CAT["buffer"]), (name, content)):  # a large one takes long through the protocol
+        (tmp_path / each).write_bytes(data)
+    talk.attach(tmp_path / CAT["name"], tmp_path / name)
+    expect(talk.page.get_by_role("alert")).to_contain_text(reason if reason[:2] == "no" else f"{name} {reason}")
     expect(talk.attached()).to_have_count(1)
     ask(talk.page, "What?")
     expect(talk.page.get_by_role("alert")).to_have_count(0)
 
 
-def test_another_chat_does_not_show_a_refused_file(talk: Talk) -> None:
+def test_a_file_that_is_gone_is_refused_by_name_in_its_chat_only(talk: Talk) -> None:
     ask(talk.page, "What?")
-    talk.attach(file("notes.png", b"no picture", "image/png"))
-    expect(talk.page.get_by_role("alert")).to_be_visible()
+    talk.page.evaluate(
+        "() => { Blob.prototype.arrayBuffer = async () => { throw new DOMException('x', 'NotFoundError'); }; }"
+    )
+    talk.attach(CAT)
+    expect(talk.page.get_by_role("alert")).to_have_text("cat.png cannot be read: it may be a folder, or moved away.")
     talk.page.get_by_role("button", name="New chat").click()
     expect(talk.page.get_by_role("alert")).to_have_count(0)
 
@@ -335,9 +323,7 @@ def test_text_of_a_pdf_is_sent_with_the_numbers_of_its_pages(talk: Talk, tmp_pat
         ("Korea1", "KSCms-UHC-H", "cp949", "수도는 서울입니다"),
     ],
 )
-def test_text_of_a_pdf_is_read_by_predefined_cmaps(
-    talk: Talk, ordering: str, cmap: str, encoding: str, text: str
-) -> None:
+def test_text_of_a_pdf_is_read_by_known_cmaps(talk: Talk, ordering: str, cmap: str, encoding: str, text: str) -> None:
     talk.list(READS)
     talk.attach(file("paper.pdf", pdf(text, font=cjk_font(ordering, cmap), encoding=encoding), "application/pdf"))
     expect(talk.attached().locator("summary")).to_have_text("paper.pdf")
@@ -499,14 +485,6 @@ def test_shown_programs_read_the_images_from_files(talk: Talk, tmp_path: Path, m
     with pytest.raises(Stopped):
         exec(compile(python, "shown", "exec"), {})
     assert given["messages"] == talk.bodies[0]["messages"]
-
-
-def test_a_file_that_is_gone_is_refused_by_name(talk: Talk) -> None:
-    talk.page.evaluate(
-        "() => { Blob.prototype.arrayBuffer = async () => { throw new DOMException('x', 'NotFoundError'); }; }"
-    )
-    talk.attach(CAT)
-    expect(talk.page.get_by_role("alert")).to_have_text("cat.png cannot be read: it may be a folder, or moved away.")
 
 
 def test_an_image_that_is_left_out_is_named(talk: Talk) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from tests.running_server import PATIENCE, RunningServer, body, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server
 from tests.web.browser import agree, answer, answered, ask, expect, opened, say, violations
 
 KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
@@ -195,13 +195,8 @@ def test_answer_fits_the_schema_and_an_invalid_one_is_not_sent(page: Page) -> No
     page.get_by_label("Message", exact=True).fill("How are you?")
     page.get_by_label("Message", exact=True).press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The schema must be JSON")
-    mood = {
-        "type": "object",
-        "properties": {"mood": {"enum": ["good"]}},
-        "required": ["mood"],
-        "additionalProperties": False,
-    }
-    set_option(page, "JSON schema", json.dumps(mood))
+    good = {"type": "object", "properties": {"mood": {"enum": ["good"]}}, "required": ["mood"]}
+    set_option(page, "JSON schema", json.dumps(good | {"additionalProperties": False}))
     ask(page, "How are you?")
     assert json.loads(page.locator(".assistant .markdown").inner_text()) == {"mood": "good"}
 
@@ -279,11 +274,7 @@ def test_slow_token_leads_to_a_session_for_the_next_one(scripted_page: Page) -> 
     expect(scripted_page.locator("section[aria-label=Sessions] tbody tr").first).to_contain_text("ended")
 
 
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    settings = {"GENAI_API_KEYS": f"alice:{KEY}", "GENAI_ADMIN_API_KEY": ADMIN_KEY}
-    with run_here(tmp_path_factory.mktemp("locked"), "--device", "scripted", settings=settings) as server:
-        yield server
+locked = module_server("--device", "scripted", GENAI_API_KEYS=f"alice:{KEY}", GENAI_ADMIN_API_KEY=ADMIN_KEY)
 
 
 def use_key(page: Page, key: str, label: str = "API key") -> None:
@@ -411,20 +402,15 @@ def test_a_server_behind_a_path_prefix_is_used_there(browser: Browser, demo: Run
     context.set_default_timeout(1000 * PATIENCE)
     asked: list[str] = []
 
-    def forward(route: object) -> None:
-        request = route.request  # type: ignore[attr-defined]
+    def forward(route: Route) -> None:
+        request = route.request
         path = request.url.removeprefix(demo.url)
         asked.append(path)
         assert path.startswith(prefix)
         headers = {name: value for name, value in request.headers.items() if name != "host"}
-        found = httpx.request(
-            request.method,
-            demo.url + path.removeprefix(prefix),
-            headers=headers,
-            content=request.post_data_buffer,
-            timeout=PATIENCE,
-        )
-        route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)  # type: ignore[attr-defined]
+        url, content = demo.url + path.removeprefix(prefix), request.post_data_buffer
+        found = httpx.request(request.method, url, headers=headers, content=content, timeout=PATIENCE)
+        route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)
 
     context.route("**/*", forward)
     page = context.new_page()

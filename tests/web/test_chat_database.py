@@ -135,18 +135,9 @@ def test_an_older_page_in_another_tab_is_named(page: Page, own_scripted: Running
 
 def test_branches_and_images_of_the_second_version_are_kept(page: Page) -> None:
     second = chat("Cat?", {"name": "cat.gif", "image": "one"})
-    answers = [
-        {
-            "id": f"t{place}",
-            "parent": "t1",
-            "role": "assistant",
-            "content": f"Answer {place}",
-            "calls": [],
-            "pieces": [],
-        }
-        for place in range(2, 13)
-    ]
-    second["turns"] |= {answer["id"]: answer for answer in answers}
+    of_model: dict[str, Any] = {"parent": "t1", "role": "assistant", "calls": [], "pieces": []}
+    for place in range(2, 13):
+        second["turns"][f"t{place}"] = of_model | {"id": f"t{place}", "content": f"Answer {place}"}
     second["chosen"]["t1"] = "t3"
     have_chats(page, 2, [second], {"chat": "Cat", "id": "one", "url": URL})
     show(page, "Cat?")

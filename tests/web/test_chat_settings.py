@@ -66,9 +66,7 @@ def test_settings_belong_to_a_chat_and_are_seen(page: Page, bodies: list[dict[st
     expect(page.get_by_label("Max tokens").first).to_have_value("3")
 
 
-def test_new_chats_begin_with_the_settings_that_were_chosen_for_them(
-    page: Page, bodies: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_new_chats_begin_with_the_chosen_settings(page: Page, bodies: list[dict[str, Any]], tmp_path: Path) -> None:
     settings(page, System_prompt=PIRATE)
     page.get_by_role("button", name="Use for new chats").click()
     expect(page.get_by_text("New chats begin with these settings.")).to_be_visible()
@@ -87,9 +85,7 @@ def test_new_chats_begin_with_the_settings_that_were_chosen_for_them(
     expect(page.locator(".badge, .chip")).to_have_count(0)
 
 
-def test_settings_are_exported_and_imported_with_their_chat(
-    page: Page, bodies: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_settings_are_exported_with_their_chat(page: Page, bodies: list[dict[str, Any]], tmp_path: Path) -> None:
     settings(page, System_prompt=PIRATE)
     ask(page, "First")
     with page.expect_download() as found:

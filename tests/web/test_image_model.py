@@ -1,23 +1,17 @@
 """Chats about images on the page, with a small model that reads them."""
 
-from collections.abc import Iterator
-
-import pytest
 from playwright.sync_api import Browser
 
 from tests.media.images.pictures import encoded, picture
 from tests.running_server import ROOT, RunningServer
-from tests.server_here import run_here
+from tests.server_here import module_server
 from tests.web.browser import answer, ask, expect, opened
 
 # It has a token for 32 by 32 pixels, and one before and after an image.
 MODEL = ROOT / "tests" / "built_models" / "qwen-3-vl-images"
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_here(tmp_path_factory.mktemp("seeing"), "--model-dir", str(MODEL)) as server:
-        yield server
+seeing = module_server("--model-dir", str(MODEL))
 
 
 def test_an_image_is_read_and_stays_in_the_conversation(browser: Browser, seeing: RunningServer) -> None:

@@ -135,15 +135,16 @@ def test_page_answers_whatever_formulas_an_answer_has(page: Page, text: str, num
     expect(page.get_by_label("Message", exact=True)).to_be_visible()
 
 
-def test_columns_of_tables_are_aligned(page: Page) -> None:
-    ask(page, "say | a | b | c |⏎|:--|:-:|--:|⏎| 1 | 2 | 3 |")
+def test_columns_of_tables_are_aligned_and_tasks_have_boxes(page: Page) -> None:
+    ask(page, "say | a | b | c |⏎|:--|:-:|--:|⏎| 1 | 2 | 3 |⏎⏎- [x] read⏎- [ ] write⏎- [y] other")
     cells = page.locator(".markdown td")
     expect(cells).to_have_text(["1", "2", "3"])
-    assert cells.evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)") == [
-        "left",
-        "center",
-        "right",
-    ]
+    aligned = cells.evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)")
+    assert aligned == ["left", "center", "right"]
+    items = page.locator(".markdown li")
+    expect(items).to_have_text(["read", "write", "[y] other"])
+    expect(items.get_by_role("checkbox", name="done")).to_be_checked()
+    expect(items.get_by_role("checkbox", name="to do")).not_to_be_checked()
 
 
 NUM_LINES = """(cells) => cells.map((cell) => {
@@ -163,14 +164,6 @@ def test_wide_table_scrolls_on_a_phone_and_breaks_no_word(page: Page, tmp_path: 
     assert table.locator("td, th").evaluate_all(NUM_LINES) == [1] * 16
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     picture(page, "table-phone", tmp_path)
-
-
-def test_tasks_have_boxes(page: Page) -> None:
-    ask(page, "say - [x] read⏎- [ ] write⏎- [y] other")
-    items = page.locator(".markdown li")
-    expect(items).to_have_text(["read", "write", "[y] other"])
-    expect(items.get_by_role("checkbox", name="done")).to_be_checked()
-    expect(items.get_by_role("checkbox", name="to do")).not_to_be_checked()
 
 
 def test_libraries_for_code_and_formulas_are_loaded_when_needed(page: Page) -> None:

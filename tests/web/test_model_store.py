@@ -22,9 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("model-store")
     settings = {"GENAI_MODELS_DIR": str(folder / "models"), "GENAI_DEVICE": "cpu"}
     with run_hub() as hub, pytest.MonkeyPatch.context() as patch:
-        hub.repositories["org/two"] = HubRepository(
-            {f"{kind}/{name}": content for kind in ("cpu", "gpu") for name, content in FILES.items()}
-        )
+        files = {f"{kind}/{name}": content for kind in ("cpu", "gpu") for name, content in FILES.items()}
+        hub.repositories["org/two"] = HubRepository(files)
         patch.setattr("genai_server.cli.serve.loaders.Hub", lambda: Hub(endpoint=hub.url))
         patch.delenv("HF_TOKEN", raising=False)
         with run_here(folder, "--model-dir", str(DEMO), settings=settings) as server:

@@ -1,6 +1,5 @@
 """Models and adapters on the page, in a real browser with a real server."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,14 +121,9 @@ def test_an_adapter_is_loaded_chosen_and_unloaded(page: Page, tmp_path: Path) ->
 def listed(page: Page, *models: dict[str, Any]) -> None:
     """Make the page list these models, given by the fields that differ from a model that is ready for chats."""
     common = {"object": "model", "created": 1, "owned_by": "genai-server", "state": "ready", "chat": True}
-    data = [{**common, "root": model["id"], **model} for model in models]
-    body = json.dumps({"object": "list", "data": data})
-
-    def fulfill(route: Route) -> None:
-        route.fulfill(content_type="application/json", body=body)
-
+    body = {"object": "list", "data": [{**common, "root": model["id"], **model} for model in models]}
     page.unroute("**/v1/models")
-    page.route("**/v1/models", fulfill)
+    page.route("**/v1/models", lambda route: route.fulfill(json=body))
     page.evaluate("import('./ui/models.js').then(({models}) => models.load())")
 
 
@@ -212,20 +206,14 @@ def test_buttons_cover_no_columns_where_names_are_long(
 
 
 def test_state_follows_a_load_that_a_request_begins(page: Page) -> None:
-    state = {"now": "unloaded"}
-    health: Any = {"devices": {}, "models": {"big": {"aliases": [], "devices": {}}}}
-
-    def tell(route: Route) -> None:
-        health["models"]["big"]["state"] = state["now"]
-        route.fulfill(json=health)
-
-    page.route("**/healthz", tell)
+    health: Any = {"devices": {}, "models": {"big": {"aliases": [], "devices": {}, "state": "unloaded"}}}
+    page.route("**/healthz", lambda route: route.fulfill(json=health))
     listed(page, {"id": "big", "state": "unloaded"})
     expect(row(page, "big")).to_contain_text("unloaded")
     page.unroute("**/v1/models")
     model = {"id": "big", "root": "big", "chat": True, "state": "loading"}
     page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [model]}))
-    state["now"] = "loading"
+    health["models"]["big"]["state"] = "loading"
     expect(row(page, "big").get_by_text("loading")).to_be_visible()
 
 

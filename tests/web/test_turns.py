@@ -166,37 +166,27 @@ def test_messages_after_an_earlier_turn_are_counted_and_shown_again(scripted_pag
         page.reload()
 
 
-def test_refused_question_does_not_refuse_what_follows(scripted_page: Page) -> None:
-    bodies: list[dict[str, Any]] = []
-
-    def refuse_first(route: Route) -> None:
-        bodies.append(route.request.post_data_json)
-        if len(bodies) == 1:
-            route.fulfill(status=400, json={"error": {"message": "messages is too long", "code": "invalid_value"}})
-        else:
-            route.continue_()
-
-    scripted_page.route("**/v1/chat/completions", refuse_first)
-    say(scripted_page, "say much")
-    expect(scripted_page.get_by_role("alert")).to_have_text("messages is too long")
-    expect(scripted_page.get_by_text("The messages that follow are sent without the refused one.")).to_be_visible()
-    ask(scripted_page, "say hello")
-    expect(answer(scripted_page).last).to_contain_text("hello")
-    assert [message["content"] for message in bodies[1]["messages"]] == ["say hello"]
-
-
-def test_question_without_an_answer_is_part_of_the_next_request(scripted_page: Page) -> None:
+@pytest.mark.parametrize(
+    ("status", "message", "sent"),
+    [(400, "messages is too long", ["say two"]), (503, "no engine is ready", ["say one", "say two"])],
+)
+def test_question_without_an_answer_is_part_of_the_next_request_unless_it_is_refused(
+    scripted_page: Page, status: int, message: str, sent: list[str]
+) -> None:
     bodies: list[dict[str, Any]] = []
 
     def fail_first(route: Route) -> None:
         bodies.append(route.request.post_data_json)
         if len(bodies) == 1:
-            route.fulfill(status=503, json={"error": {"message": "no engine is ready", "code": "no_engine_ready"}})
+            route.fulfill(status=status, json={"error": {"message": message, "code": "x"}})
         else:
             route.continue_()
 
     scripted_page.route("**/v1/chat/completions", fail_first)
     say(scripted_page, "say one")
-    expect(scripted_page.get_by_role("alert")).to_have_text("no engine is ready")
+    expect(scripted_page.get_by_role("alert")).to_have_text(message)
+    said = scripted_page.get_by_text("The messages that follow are sent without the refused one.")
+    expect(said).to_have_count(2 - len(sent))
     ask(scripted_page, "say two")
-    assert [message["content"] for message in bodies[1]["messages"]] == ["say one", "say two"]
+    expect(answer(scripted_page).last).to_contain_text("two")
+    assert [each["content"] for each in bodies[1]["messages"]] == sent

@@ -72,9 +72,7 @@ def streams(server: RunningServer, number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_have_no_serious_accessibility_violations(
-    page: Page, demo: RunningServer, view: str, tmp_path: Path
-) -> None:
+def test_views_have_no_accessibility_violations(page: Page, demo: RunningServer, view: str, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 1280, "height": 960 if view == "monitor" else 800})
     with streams(demo, 1 if view == "monitor" else 0):
         show(page, view)

@@ -15,7 +15,7 @@ EXAMPLES = {
 }
 
 
-def test_the_demo_model_answers_the_examples_and_is_called_a_toy(
+def test_the_demo_model_is_a_toy_that_answers_the_examples(
     browser: Browser, demo: RunningServer, tmp_path: Path
 ) -> None:
     with opened(browser, demo) as page:
