@@ -161,9 +161,11 @@ class Checks:
         """Names and steps, at the end those that end an engine."""
         yield "greedy", self.greedy
         yield "together", self.together
-        for length, streams in ((LONG_PROMPT, 1), *((PROMPT, streams) for streams in STREAMS)):
-            name = f"speed {streams}" if length == PROMPT else f"prompt {length}"
-            yield name, partial(self.speed, Case(SWEEP, streams, length, OUTPUT_TOKENS))
+        max_length = httpx.get(f"{self._url}/v1/models", timeout=10).json()["data"][0]["max_model_len"]
+        if max_length > LONG_PROMPT + 2 * OUTPUT_TOKENS:
+            yield f"prompt {LONG_PROMPT}", partial(self.speed, Case(SWEEP, 1, LONG_PROMPT, OUTPUT_TOKENS))
+        for streams in STREAMS:
+            yield f"speed {streams}", partial(self.speed, Case(SWEEP, streams, PROMPT, OUTPUT_TOKENS))
         yield from (("disconnect", self.disconnect), ("terminate", self.terminate))
         yield from (("kill", self.kill), ("unload", self.unload))
 
@@ -175,6 +177,8 @@ class Checks:
 
     async def together(self) -> Figures:
         """The same for all questions at once."""
+        if self._one.model_dir not in self._run.references:
+            await self.greedy()
         name, reference = self._run.references[self._one.model_dir]
         return compared(name, reference, await asyncio.gather(*map(self._most_likely, QUESTIONS)))
 
