@@ -10,7 +10,6 @@ Run it with the interpreter of `.venv`; it takes some minutes.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from _models.activations import with_float_activations
 from _models.driven import Driven, engine_spec, random_prompt
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows
-from _models.export import BUILDER, PATCHED_BUILDER, builder_arguments
+from _models.export import BUILDER, PATCHED_BUILDER, builder_arguments, offline_environment
 from _models.family import FAMILIES, Family
 from _models.table import write_between
 
@@ -114,7 +113,7 @@ def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
     """The model directory, if it can be built, and the builder's complaint, if it had to be patched for that."""
     source, complaint = work / f"{name}-source", ""
     if not source.exists():
-        subprocess.run([python(), "-m", "_models.family", name, source], check=True, env=_environment())
+        subprocess.run([python(), "-m", "_models.family", name, source], check=True, env=offline_environment())
     for builder, mark in BUILDERS.items():
         target = work / f"{name}-{precision}{mark}"
         failed = run_builder(builder, FAMILIES[name], (source, target), precision)
@@ -138,7 +137,7 @@ def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision:
             return reason
         command = [str(python()), builder, str(source), str(target), precision]
     with log.open("w") as output:
-        done = subprocess.run(command, stdout=output, stderr=output, env=_environment())
+        done = subprocess.run(command, stdout=output, stderr=output, env=offline_environment())
     last = log.read_text().strip().splitlines()[-1].replace(str(source), source.name)
     return last if done.returncode else ""
 
@@ -149,10 +148,6 @@ def check_head(directory: Path) -> None:
     graph = onnx.load(str(directory / decoder["filename"]), load_external_data=False).graph
     head = find_head(graph, decoder["outputs"]["logits"])
     assert head is None or any(name in head.states for name in LAST_NORMS), f"{directory}: the head reads {head.states}"
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent)}
 
 
 def look(directory: Path, precision: str, *, patched: bool) -> list[Result]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -32,6 +31,7 @@ import jsonschema
 from _load.server import HOST, run_server
 from _models.activations import with_float_activations
 from _models.environment import REPOSITORY, prepare, python
+from _models.export import offline_environment
 from _models.table import table
 from _peers.perplexity import by_echo, by_tool, perplexity, windows
 
@@ -285,8 +285,8 @@ def post(client: httpx.Client, path: str, **body: Any) -> Any:
 
 def ask_transformers(model: Path, requests: Sequence[dict[str, Any]]) -> list[Any]:
     """What Transformers answers, in `.venv-models`. Raises subprocess.CalledProcessError."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-    environment |= {"OMP_WAIT_POLICY": "passive"}  # a thread that spins takes time from others
+    environment = offline_environment() | {"TQDM_DISABLE": "1"}
+    environment["OMP_WAIT_POLICY"] = "passive"  # a thread that spins takes time from others
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     command = [str(python()), "-W", "ignore", "-m", "_models.transformers_program", str(model)]
     done = subprocess.run(command, input=lines, env=environment, stdout=subprocess.PIPE, check=True, text=True)

@@ -20,7 +20,7 @@ def export(
     """Run a model builder for the CPU; its thousands of lines are shown only when it fails."""
     command = [sys.executable, *builder_arguments(builder, source, target, precision, block_size), *options]
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as log:
-        done = subprocess.run([*command, "-c", cache], stdout=log, stderr=log, env=_environment())
+        done = subprocess.run([*command, "-c", cache], stdout=log, stderr=log, env=offline_environment())
         if done.returncode:
             log.seek(0)
             raise SystemExit(f"the model builder failed:\n{log.read()[-4000:]}")
@@ -44,7 +44,8 @@ def _share_nothing(path: Path) -> None:
         path.write_text(json.dumps(config, indent=4) + "\n")
 
 
-def _environment() -> dict[str, str]:
+def offline_environment() -> dict[str, str]:
+    """The variables for a program of this folder in `.venv-models`, which downloads nothing."""
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
 
 

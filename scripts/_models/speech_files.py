@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerFast, WhisperConfig
+from transformers import WhisperConfig
 
 from .export import export
-from .tokenizer import pad_vocabulary, train_tokenizer
+from .tokenizer import pad_vocabulary, save_as, train_tokenizer
 
 SAMPLE_RATE = 16_000
 # onnxruntime-genai accepts no other length of a window: 3,000 frames, of which the encoder makes one position each two.
@@ -82,20 +82,9 @@ def make_speech_tokenizer(texts: Iterable[str], text_tokens: int, layout: Speech
 
 
 def save_speech_tokenizer(tokenizer: Tokenizer, directory: Path, layout: SpeechLayout) -> None:
-    """Write the files that the model builder and onnxruntime-genai expect."""
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        unk_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
-        model_max_length=layout.context,
-        clean_up_tokenization_spaces=False,
-    )
-    fast.save_pretrained(directory)
-    path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text()) | {"tokenizer_class": "WhisperTokenizer"}
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    """Write the files that the model builder and onnxruntime-genai expect of a model for speech."""
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)
+    save_as(tokenizer, directory, "WhisperTokenizer", model_max_length=layout.context, **tokens)
 
 
 def generation_config(tokenizer: Tokenizer, layout: SpeechLayout) -> dict[str, Any]:

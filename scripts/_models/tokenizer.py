@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -101,17 +102,15 @@ def is_readable(tokenizer: Tokenizer, token: int) -> bool:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, chat_template: str, context: int) -> None:
-    """Write the files that the model builder and onnxruntime-genai expect."""
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=TURN_END,
-        pad_token=END_OF_TEXT,
-        model_max_length=context,
-        chat_template=chat_template,
-        clean_up_tokenization_spaces=False,
-    )
+    """Write the files that the model builder and onnxruntime-genai expect of a model for text."""
+    tokens = {"eos_token": TURN_END, "pad_token": END_OF_TEXT}
+    save_as(tokenizer, directory, "Qwen2Tokenizer", model_max_length=context, chat_template=chat_template, **tokens)
+
+
+def save_as(tokenizer: Tokenizer, directory: Path, kind: str, **settings: Any) -> None:
+    """Write a tokenizer with these settings as one of the class `kind`: onnxruntime-genai takes known names only."""
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **settings)
     fast.save_pretrained(directory)
     path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    config["tokenizer_class"] = "Qwen2Tokenizer"  # onnxruntime-genai takes known class names only
+    config = json.loads(path.read_text()) | {"tokenizer_class": kind}
     path.write_text(json.dumps(config, indent=2) + "\n")
