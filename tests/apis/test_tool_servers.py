@@ -261,33 +261,25 @@ def test_tool_choice_of_a_server_forces_a_call(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "said"),
+    ("label", "tool", "arguments", "said"),
     [
-        ("crash", "tool server test: it ended"),
-        ("flood", "tool server test: it sent a message of more than 100000 bytes"),
-        ("fail", "it did not work"),
+        ("test", "crash", {}, "tool server test: it ended"),
+        ("test", "flood", {}, "tool server test: it sent a message of more than 100000 bytes"),
+        ("test", "fail", {}, "it did not work"),
+        ("slow", "hang", {}, "the tool has not answered within 0.2 s"),
+        # No grammar follows this schema, which is relaxed.
+        ("schemas", "pattern", {"x": "aab"}, "tool server schemas: it ended"),
     ],
 )
-def test_a_hostile_server_costs_its_call_only(openai: OpenAI, tool: str, said: str) -> None:
-    response = respond(openai, script(call(f"test__{tool}"), ("Error:", "I go on.")))
+def test_a_hostile_server_costs_its_call_only(
+    openai: OpenAI, label: str, tool: str, arguments: dict[str, str], said: str
+) -> None:
+    given = script(call(f"{label}__{tool}", **arguments), ("Error:", "I go on."))
+    response = respond(openai, given, tools=[{**MCP, "server_label": label}])
     called = response.output[1]
     assert (called.status, called.output, response.output_text) == ("failed", None, "I go on.")
     assert said in called.error.content[0]["text"]
     assert respond(openai, ECHO).output_text.endswith("It said so.")
-
-
-def test_schemas_that_no_grammar_follows_are_relaxed(openai: OpenAI) -> None:
-    given = script(call("schemas__pattern", x="aab"), ("Error:", "I go on."))
-    response = respond(openai, given, tools=[{**MCP, "server_label": "schemas"}])
-    assert [tool.name for tool in response.output[0].tools][-2:] == ["endless", "pattern"]
-    assert (response.output[1].status, response.output_text) == ("failed", "I go on.")
-
-
-def test_a_hanging_tool_is_left_behind(openai: OpenAI) -> None:
-    tools: Any = [{**MCP, "server_label": "slow"}]
-    response = respond(openai, script(call("slow__hang"), ("within", "Late.")), tools=tools)
-    assert response.output[1].error.content[0]["text"] == "the tool has not answered within 0.2 s"
-    assert response.output_text == "Late."
 
 
 def test_deadline_ends_an_answer_within_a_tool(openai: OpenAI) -> None:
