@@ -357,8 +357,7 @@ loaded = load_model(spec(128, options=check_device({"session": pool}, "cpu")))
 warm_up(loaded, 64)
 before = psutil.Process().num_threads()
 options = onnxruntime.SessionOptions()
-options.use_per_session_threads = False
-options.intra_op_num_threads = 9
+options.use_per_session_threads, options.intra_op_num_threads = False, 9
 session = onnxruntime.InferenceSession("models/demo/model.onnx", options, providers=["CPUExecutionProvider"])
 print(psutil.Process().num_threads() - before)
 """
@@ -381,11 +380,11 @@ def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states
     assert len(encoded.states) == num_states
 
 
-@pytest.mark.parametrize("name", ["demo", "adapted"])
-def test_a_batch_that_runs_everything_is_loaded_alone(name: str, adapted: Path) -> None:
-    loaded = load(model_dir=DEMO if name == "demo" else adapted)
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_batch_that_runs_everything_is_loaded_alone(is_adapted: bool, adapted: Path) -> None:
+    loaded = load(model_dir=adapted if is_adapted else DEMO)
     assert loaded.generator is loaded.batch is loaded.main
-    assert loaded.main.abilities.adapters == (name == "adapted")
+    assert loaded.main.abilities.adapters == is_adapted
     warm_up(loaded, 16)
     assert loaded.why_no_profile == ""
 
@@ -410,14 +409,11 @@ def test_batch_that_cannot_take_the_adapters_has_a_generator(
 
 
 def test_profiles_are_refused_where_passes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        batched_module,
-        "check_pass_profiles",
-        Mock(side_effect=RunnerFailed("onnxruntime 1.24.0 has no version 25 of the C API")),
-    )
+    why = "onnxruntime 1.24.0 has no version 25 of the C API"
+    monkeypatch.setattr(batched_module, "check_pass_profiles", Mock(side_effect=RunnerFailed(why)))
     loaded = load()
     warm_up(loaded, 16)
-    assert loaded.why_no_profile.endswith("cannot do it: onnxruntime 1.24.0 has no version 25 of the C API")
+    assert loaded.why_no_profile.endswith(f"cannot do it: {why}")
 
 
 @pytest.mark.parametrize(
