@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import random
 import tempfile
+import wave
 from collections import Counter
 from contextlib import closing
 from functools import cache
@@ -35,6 +36,7 @@ from .campaign import Campaign, Outcome
 from .files import CLIENTS, add_counts, damaged, refusal
 
 _MODEL = REPOSITORY / "tests" / "built_models" / "whisper"
+_RECORDING = REPOSITORY / "tests" / "recordings" / "book.wav"
 _FIELD = "file"
 _REQUESTER = Requester(TaskOwner())
 # Windows of a recording.
@@ -128,16 +130,23 @@ def _seeds() -> list[bytes]:
 def _encoded(format: str, codec: str, rate: int, layout: str, seconds: float) -> bytes:
     """An intact file; without bytes if the encoder does not take the form."""
     count = round((max(seconds, 0.1) if codec == "vorbis" else seconds) * rate)  # its encoder hangs without samples
-    noise = np.random.default_rng(0).standard_normal(count) * (np.arange(count) // (rate // 3 + 1) % 2)
     file = BytesIO()
     try:
         with av.open(file, "w", format=format) as container:
             stream: Any = container.add_stream(codec, rate=rate, options={"strict": "experimental"})
             stream.layout = layout
-            _add_sound(container, stream, (noise * 3000).astype(np.int16))
+            _add_sound(container, stream, _speech(np.arange(count) / rate))
     except (av.FFmpegError, ValueError):
         return b""
     return file.getvalue()
+
+
+def _speech(seconds: NDArray[np.float64]) -> NDArray[np.int16]:
+    """Samples of speech at these times, after whose end it begins again: parts without speech would not be read."""
+    with wave.open(str(_RECORDING)) as file:
+        samples, rate = np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate()
+    times = np.arange(len(samples)) / rate
+    return np.interp(seconds, times, samples, period=len(samples) / rate).astype(np.int16)
 
 
 def _add_sound(container: Any, stream: Any, samples: NDArray[np.int16]) -> None:
