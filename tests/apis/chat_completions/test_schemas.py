@@ -21,13 +21,8 @@ def _choice(server: RunningServer, content: str, **fields: Any) -> dict[str, Any
 
 def test_a_call_is_one_function_call_without_an_id(scripted: RunningServer) -> None:
     choice = _choice(scripted, f"say {ADD} {ADD}")
-    assert choice["finish_reason"] == "function_call"
-    assert choice["message"] == {
-        "role": "assistant",
-        "content": None,
-        "refusal": None,
-        "function_call": {"name": "add", "arguments": '{"a": 1}'},
-    }
+    called = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    assert (choice["finish_reason"], choice["message"]) == ("function_call", called | {"refusal": None})
 
 
 def test_an_answer_without_a_call_has_none(scripted: RunningServer) -> None:
@@ -38,33 +33,32 @@ def test_an_answer_without_a_call_has_none(scripted: RunningServer) -> None:
 
 def test_named_function_is_called_and_its_result_sent_back(demo: RunningServer) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    functions: Any = [{"name": "get_weather", "description": "Get the weather of a city", "parameters": city}]
+    functions = [{"name": "get_weather", "description": "Get the weather of a city", "parameters": city}]
+    asked: Any = {"model": "demo", "functions": functions, "temperature": 0, "max_tokens": 100}
     question = {"role": "user", "content": "What is the weather in Paris?"}
-    fields = {"functions": functions, "temperature": 0, "max_tokens": 100}
-    forced = demo.client.post(PATH, json={"messages": [question], **fields, "function_call": {"name": "get_weather"}})
-    (choice,) = forced.json()["choices"]
-    assert choice["finish_reason"] == "function_call"
-    assert "city" in json.loads(choice["message"]["function_call"]["arguments"])
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-        asked: Any = {"model": "demo", **fields}
-        called = client.chat.completions.create(messages=[question], **asked).choices[0].message
+
+        def choice(*messages: Any, **fields: Any) -> Any:
+            return client.chat.completions.create(messages=list(messages), **asked, **fields).choices[0]
+
+        forced = choice(question, function_call={"name": "get_weather"})
+        assert forced.finish_reason == "function_call"
+        assert "city" in json.loads(forced.message.function_call.arguments)
+        called = choice(question).message
         assert called.function_call is not None
         result = {"role": "function", "name": "get_weather", "content": '{"temperature": 21}'}
-        messages = [question, called.model_dump(exclude_none=True), result]
-        answer = client.chat.completions.create(messages=messages, **asked).choices[0]
+        answer = choice(question, called.model_dump(exclude_none=True), result)
     assert (answer.finish_reason, "21" in (answer.message.content or "")) == ("stop", True)
 
 
 def test_function_messages_are_written_like_tool_messages(demo: RunningServer) -> None:
-    call = {"name": "add", "arguments": "{}"}
-    older = [{"role": "assistant", "content": None, "function_call": call}]
-    older += [{"role": "function", "name": "add", "content": "2"}]
-    newer = [{"role": "assistant", "content": None, "tool_calls": [{"id": "call00001", "function": call}]}]
-    newer += [{"role": "tool", "name": "add", "content": "2", "tool_call_id": "call00001"}]
-    texts = []
-    for messages in (older, newer):
-        asked = {"messages": [{"role": "user", "content": "x"}, *messages]}
+    def prompt(called: dict[str, Any], result: dict[str, Any]) -> str:
+        turns = [{"role": "assistant", "content": None, **called}, {"name": "add", "content": "2", **result}]
+        asked = {"messages": [{"role": "user", "content": "x"}, *turns]}
         response = demo.client.post("/apply-template", json=asked)
         assert response.status_code == 200, response.text
-        texts.append(response.json()["prompt"])
-    assert texts[0] == texts[1]
+        return str(response.json()["prompt"])
+
+    call, id = {"name": "add", "arguments": "{}"}, "call00001"
+    older = prompt({"function_call": call}, {"role": "function"})
+    assert older == prompt({"tool_calls": [{"id": id, "function": call}]}, {"role": "tool", "tool_call_id": id})
