@@ -362,11 +362,7 @@ def test_preempted_sequence_reads_nothing_again_in_its_old_slot(batched: Batched
 
 @pytest.mark.parametrize("num_others", [0, 2], ids=["one prompt", "decoding and a prompt"])
 def test_request_interrupts_passes_of_the_background(
-    session: Any,
-    guidance: Guidance,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    num_others: int,
+    session: Any, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_others: int
 ) -> None:
     runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
     device = DemoDevice(LoadedModel(runner, runner), guidance, tmp_path)

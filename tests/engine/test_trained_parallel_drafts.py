@@ -23,11 +23,7 @@ DEMO_DRAFT = ROOT / "models" / "demo-draft"
 
 @pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 def test_half_of_an_answer_is_drafted_rightly(
-    batched: BatchedRunner,
-    plain: DemoDevice,
-    guidance: Guidance,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    batched: BatchedRunner, plain: DemoDevice, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
     runner = batched_runner(

@@ -43,6 +43,8 @@ def test_the_longest_cached_prefix_wins(router: Router) -> None:
     assert picked(router) == "b"
     a._receive(CachedPrefixes(BLOCKS[10:], []))  # a prompt does not begin with these
     assert picked(router) == "b"
+    b._forget()  # as if it was lost
+    assert b.cached_blocks == set()
 
 
 def test_work_is_weighed_against_cached_tokens(router: Router) -> None:
@@ -93,10 +95,3 @@ def test_a_named_engine_is_taken_without_any_digest(router: Router) -> None:
         router.engines[name]._writer = None
     assert router.pick(None, prefix=digests)[0].device == "c"
     assert next(digests) == BLOCKS[0]
-
-
-def test_a_lost_engine_is_known_to_hold_nothing(router: Router) -> None:
-    engine = router.engines["b"]
-    hold(engine, len(PROMPT))
-    engine._forget()
-    assert engine.cached_blocks == set()

@@ -70,10 +70,7 @@ def test_more_than_the_capacity_is_a_client_error(load: Load, lengths: list[int]
     ("lengths", "words"),
     [
         ([20, 21], "would have 101 tokens with this one's 41: GENAI_MAX_QUEUE_TOKENS lets 100 wait"),
-        (
-            [0] * 4,
-            "3 requests are on device cpu already: .* lets 2 run and GENAI_MAX_QUEUE lets 4 wait, given 4 more",
-        ),
+        ([0] * 4, "3 requests are on device cpu already: .* lets 2 run and GENAI_MAX_QUEUE lets 4 wait, given 4 more"),
     ],
     ids=["tokens", "answers"],
 )

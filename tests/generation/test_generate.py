@@ -93,11 +93,7 @@ def test_every_endpoint_chooses_its_model_once(
     ids=["chat", "completion", "embeddings"],
 )
 def test_engine_is_told_which_requests_are_of_the_background(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    path: str,
-    fields: dict[str, Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], path: str, fields: dict[str, Any]
 ) -> None:
     passed_on: list[bool] = []
     submit = InFlight.submit

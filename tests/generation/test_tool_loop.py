@@ -17,12 +17,7 @@ from genai_server.answer_parts import (
     WholeToolCall,
 )
 from genai_server.generation.answers import Piece
-from genai_server.generation.parameters.chat_messages import (
-    ChatMessage,
-    ChatParameters,
-    Tool,
-    tool_for_template,
-)
+from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool, tool_for_template
 from genai_server.generation.tool_loop import (
     ServedTool,
     ServedTools,

@@ -73,8 +73,7 @@ def test_the_repetition_penalty_comes_before_the_other_two() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [Sampling(repetition_penalty=1.1), Sampling(frequency_penalty=-0.1), Sampling(presence_penalty=0.1)],
+    "sampling", [Sampling(repetition_penalty=1.1), Sampling(frequency_penalty=-0.1), Sampling(presence_penalty=0.1)]
 )
 def test_each_penalty_by_itself_counts_as_one(sampling: Sampling) -> None:
     assert sampling.penalizes

@@ -335,14 +335,7 @@ def test_top_k_never_sorts_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"top_p": 0.95},
-        {"min_p": 0.05},
-        {"top_p": 0.5, "min_p": 0.01},
-        {"top_k": 9, "top_p": 0.8},
-    ],
+    "fields", [{}, {"top_p": 0.95}, {"min_p": 0.05}, {"top_p": 0.5, "min_p": 0.01}, {"top_k": 9, "top_p": 0.8}]
 )
 @pytest.mark.parametrize("spread", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_draws_beyond_the_best_keep_their_probabilities(

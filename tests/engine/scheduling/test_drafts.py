@@ -5,13 +5,7 @@ import random
 import pytest
 
 from genai_server.engine.scheduling.draft_lengths import fit_drafts
-from genai_server.engine.scheduling.drafts import (
-    MAX_LENGTH,
-    NO_DRAFT,
-    AnswerMemory,
-    Draft,
-    TextDrafts,
-)
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, AnswerMemory, Draft, TextDrafts
 
 # Prompt tokens without repetition.
 PROMPT = list(range(100, 120))

@@ -24,8 +24,7 @@ def test_one_slow_chunk_changes_no_later_one() -> None:
 
 @pytest.mark.parametrize("most", [2, 7, 50])
 def test_chunk_never_exceeds_the_maximum(most: int) -> None:
-    step_times = measured((0, 1000, 0.001), (1, 1, 100.0))
-    assert step_times.chunk(most) == most
+    assert measured((0, 1000, 0.001), (1, 1, 100.0)).chunk(most) == most
 
 
 def test_times_follow_what_was_measured_lately() -> None:
@@ -50,20 +49,14 @@ def test_expected_answer_length_is_the_recent_average() -> None:
 
 
 def test_mixed_pass_attributes_decoding_time_to_decoding() -> None:
-    step_times = measured((4, 4, 0.1), (4, 54, 0.2))
-    assert step_times.seconds_to_read(100) == pytest.approx(0.2)
-
-
-def test_a_mixed_pass_before_any_other_is_shared_by_tokens() -> None:
-    step_times = measured((10, 50, 1.0))
-    assert step_times.seconds_to_read(40) == pytest.approx(0.8)
+    assert measured((4, 4, 0.1), (4, 54, 0.2)).seconds_to_read(100) == pytest.approx(0.2)
+    # Before any other, it is shared by its tokens.
+    assert measured((10, 50, 1.0)).seconds_to_read(40) == pytest.approx(0.8)
 
 
 def test_tokens_read_in_a_time_follow_the_measured_speed() -> None:
-    step_times = StepTimeModel()
-    assert step_times.tokens_read_in(10.0) == 0.0
-    step_times.passed(0, 10, 1.0)
-    assert step_times.tokens_read_in(2.0) == pytest.approx(20)
+    assert measured().tokens_read_in(10.0) == 0.0
+    assert measured((0, 10, 1.0)).tokens_read_in(2.0) == pytest.approx(20)
 
 
 # passes that only decode

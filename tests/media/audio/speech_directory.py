@@ -106,9 +106,5 @@ def _write_graphs(folder: Path, seconds: int, mels: int, type: int, vocabulary: 
             "past_key_cross_0": cross,
             "past_value_cross_0": cross,
         },
-        {
-            "logits": (type, ["batch", "n", vocabulary]),
-            "present_key_self_0": own,
-            "present_value_self_0": own,
-        },
+        {"logits": (type, ["batch", "n", vocabulary]), "present_key_self_0": own, "present_value_self_0": own},
     )

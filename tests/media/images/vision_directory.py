@@ -77,9 +77,7 @@ def make_vision_directory(folder: Path, kind: str = "qwen3_vl", pixels: int = Te
     write_tokenizer(folder, IDS)
     integers = {name: (TensorProto.INT64, ["n", "m"]) for name in PROCESSORS[kind]["inputs"].values()}
     write_graph(
-        folder / "vision.onnx",
-        {"pixel_values": (pixels, None), **integers},
-        {"image_features": (pixels, ["n", 8])},
+        folder / "vision.onnx", {"pixel_values": (pixels, None), **integers}, {"image_features": (pixels, ["n", 8])}
     )
     embeds = (TensorProto.FLOAT, ["batch", "n", 8])
     features = (TensorProto.FLOAT, ["n", 8])
