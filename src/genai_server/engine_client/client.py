@@ -90,7 +90,6 @@ RETRY_SECONDS = 0.05
 # Gives the newest status of the server, as the supervisor has reported it.
 ReadStatus = Callable[[], ServerStatus]
 # A further request on an engine counts as much as this number of prompt tokens that are not in its prefix cache.
-# scripts/simulate_engines.py compares other numbers.
 TOKENS_PER_REQUEST = 128
 # How many requests an engine may have more than another one that has less of a prompt cached, at most. A beginning that
 # many prompts share, such as an agent's instructions, is then read on that engine, too, and afterwards found on both.
