@@ -1,9 +1,8 @@
 """Each script that documents name runs with the current server, on the demo model and with short arguments.
 
-Tested elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py),
-document_settings.py (test_docs.py), check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not tested:
-scripts that build models with PyTorch, for minutes, of which test_commands.py tests the arguments, and
-make_pictures.py, whose results a person looks at.
+Tested elsewhere: make_adapter_model.py (the fixture `adapted`), document_settings.py (test_docs.py),
+check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not tested: scripts that build models with PyTorch,
+for minutes, of which test_commands.py tests the arguments, and make_pictures.py, whose results a person looks at.
 """
 
 import json
