@@ -29,10 +29,6 @@ def run(script: str, *arguments: str) -> str:
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
         (["check_templates", str(DEMO)], ["hermes", "2 read"]),
-        (
-            ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
-            ["| 6 | prefix |", "tokens found in the cache"],
-        ),
     ],
     ids=lambda value: value[0],
 )
