@@ -6,11 +6,12 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from _templates.published import download
+
 from .environment import Environment, PeerUnavailable
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of, made_from
 from .perplexity import by_tool
 
-PACKAGE = "llama-cpp-python==0.3.36"
 _TOOLS = ["cmake", "ninja", "torch==2.13.0", "transformers==5.5.*", "sentencepiece", "gguf"]
 # No page for browsers, which the build would fetch, and no TLS. GCC 12 removes what sets the sizes of AMX's tiles as
 # unused, and the server would end with an illegal instruction.
@@ -52,12 +53,8 @@ def _sources(environment: Environment) -> Path:
     """llama.cpp's sources, which are part of the package's source distribution."""
     unpacked = environment.folder / "source"
     if not unpacked.exists():
-        name = PACKAGE.partition("==")[0]
-        download: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", name]
-        environment.run([*download, PACKAGE, "--dest", environment.folder])
-        (archive,) = environment.folder.glob("llama_cpp_python-*.tar.gz")
         unfinished = environment.folder / "unpacked"
-        with tarfile.open(archive) as file:
+        with tarfile.open(download(environment.folder)) as file:
             file.extractall(unfinished, filter="data")
         (top,) = unfinished.iterdir()
         top.rename(unpacked)

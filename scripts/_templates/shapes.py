@@ -44,25 +44,11 @@ class Shape:
     continues: bool = False
 
 
-class _Words:
-    """Makes up texts, each with a word of its own."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._numbers = count()
-
-    def __call__(self, text: str) -> str:
-        number = next(self._numbers)
-        word = "word" + "".join("qwrtzpsdfg"[int(digit)] for digit in f"{number:03}")
-        self.all.append(word)
-        return f"{text} {word}."
-
-
 class _Writer:
-    """Writes the turns of one conversation."""
+    """Writes the turns of one conversation. `words` has the word that each text of it has of its own."""
 
     def __init__(self) -> None:
-        self.text = _Words()
+        self.words: list[str] = []
         self._numbers = count(1)
         # The last ones, to which results belong.
         self._calls: tuple[Call, ...] = ()
@@ -72,28 +58,33 @@ class _Writer:
         kind, *parts = word.split("+")
         match kind:
             case "system" | "developer":
-                return Turn(kind, self.text("Be brief"))
+                return Turn(kind, self._text("Be brief"))
             case "user" | "picture":
-                return Turn("user", self.text("What about"), has_image=kind == "picture")
+                return Turn("user", self._text("What about"), has_image=kind == "picture")
             case "answer":
-                return Turn("assistant", self.text("It is"), reasoning=self._part("I think of", "thought" in parts))
+                return Turn("assistant", self._text("It is"), reasoning=self._part("I think of", "thought" in parts))
             case "nothing":
                 return Turn("assistant", "")
             case "lost" | "gone":
-                return Turn("tool", self.text("21 degrees in"), id=f"call_{kind}")
+                return Turn("tool", self._text("21 degrees in"), id=f"call_{kind}")
         if kind.startswith("result"):
-            return Turn("tool", self.text("21 degrees in"), id=self._calls[int(kind[6:] or 1) - 1].id)
+            return Turn("tool", self._text("21 degrees in"), id=self._calls[int(kind[6:] or 1) - 1].id)
         self._calls = tuple(self._call(parts) for _ in range(int(kind[5:] or 1)))
         thought, text = self._part("I look at", "thought" in parts), self._part("Let me see", "text" in parts)
         return Turn("assistant", text, self._calls, thought)
 
+    def _text(self, beginning: str) -> str:
+        """A text that ends in a new word."""
+        self.words.append("word" + "".join("qwrtzpsdfg"[int(digit)] for digit in f"{len(self.words):03}"))
+        return f"{beginning} {self.words[-1]}."
+
     def _part(self, text: str, is_wanted: bool) -> str:
-        return self.text(text) if is_wanted else ""
+        return self._text(text) if is_wanted else ""
 
     def _call(self, parts: list[str]) -> Call:
         given = dict(part.split("=", 1) for part in parts if "=" in part)
         number = next(self._numbers)
-        arguments = given["arguments"] if "arguments" in given else json.dumps({"city": self.text("near")})
+        arguments = given["arguments"] if "arguments" in given else json.dumps({"city": self._text("near")})
         return Call(given.get("id", f"call_{number:024}"), "get_weather", arguments)
 
 
@@ -109,7 +100,7 @@ def shapes() -> list[Shape]:
     for name, words in all_words.items():
         writer = _Writer()
         turns = tuple(map(writer.turn, words))
-        found.append(Shape(name, turns, tuple(writer.text.all), continues=name == "an answer that is continued"))
+        found.append(Shape(name, turns, tuple(writer.words), continues=name == "an answer that is continued"))
     return found
 
 
