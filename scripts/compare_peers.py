@@ -27,9 +27,8 @@ from _models.table import table
 from _peers import genai, llama_cpp, openvino_peer, vllm_peer
 from _peers.environment import PeerUnavailable
 from _peers.measuring import COLD, measure
-from _peers.peer import Launch, Model, Prepare
+from _peers.peer import Launch, Model, Prepare, served
 from _peers.report import complaints, rows
-from _peers.serving import served
 
 from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json
 from genai_server.tools.bench.measurement import AnswerError, Measurement, summarize
@@ -94,14 +93,15 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, metavar="N,N…", help="tokens (default: 64,512,2000)")
     parser.add_argument("--clients", type=numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
-    parser.add_argument("--output-tokens", type=int, metavar="N", help="of each answer (default: 64)")
     parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server twice, few requests")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures of new prompts, as .png or .svg")
     arguments = parser.parse_args()
     comparison = Comparison(_plan(arguments))
     names = arguments.peers or ((OURS, OURS) if arguments.quick else tuple(PEERS))
-    prepare(comparison, names, arguments.work.absolute(), _model(arguments))
+    gguf = arguments.gguf.absolute() if arguments.gguf is not None else None
+    model = Model(arguments.model_dir, arguments.checkpoint, gguf, arguments.real)
+    prepare(comparison, names, arguments.work.absolute(), model)
     run(comparison, arguments.work.absolute(), arguments.json, with_perplexities=arguments.real)
     summaries = summarize(comparison.measurements)
     weights = {name: comparison.weights(name) for name in comparison.launches}
@@ -110,26 +110,19 @@ def main() -> None:
     for complaint in complaints(summaries):
         print(f"NOT COMPARABLE: {complaint}")
     if arguments.plot is not None and summaries:
-        save_plot(
-            comparison.report([each for each in comparison.measurements if each.case.name == COLD]), arguments.plot
-        )
-
-
-def _model(arguments: argparse.Namespace) -> Model:
-    gguf = arguments.gguf.absolute() if arguments.gguf is not None else None
-    return Model(arguments.model_dir, arguments.checkpoint, gguf, arguments.real)
+        new_prompts = [each for each in comparison.measurements if each.case.name == COLD]
+        save_plot(comparison.report(new_prompts), arguments.plot)
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     plan = QUICK if arguments.quick else PLAN
-    wanted = {
-        "prompt_tokens": arguments.prompts,
-        "concurrency": arguments.clients,
-        "rounds": arguments.rounds,
-        "output_tokens": arguments.output_tokens,
-        "seed": secrets.token_hex(4),
-    }
-    return replace(plan, **{name: value for name, value in wanted.items() if value is not None})
+    return replace(
+        plan,
+        prompt_tokens=arguments.prompts or plan.prompt_tokens,
+        concurrency=arguments.clients or plan.concurrency,
+        rounds=arguments.rounds or plan.rounds,
+        seed=secrets.token_hex(4),
+    )
 
 
 def prepare(comparison: Comparison, names: tuple[str, ...], work: Path, model: Model) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from _load.server import HOST, DoesNotStart, clean_environment, free_port, is_answered, running
+
+from .environment import PeerUnavailable, end_of
 
 THREADS = 2
 # Maximum number of requests that a server runs at once.
 SLOTS = 16
 # Maximum number of tokens of a prompt and its answer.
 MAX_LENGTH = 4096
+_SECONDS_TO_START = 600.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,26 @@ class Launch:
 
 # Builds a peer in a folder, unless that is done. Raises PeerUnavailable.
 Prepare = Callable[[Path, Model], Launch]
+
+
+@contextmanager
+def served(launch: Launch, folder: Path) -> Iterator[str]:
+    """Start the server on a free loopback port, yield its URL, and stop it at the end. Its log goes to the folder.
+
+    Raises PeerUnavailable, with the end of the log, if it does not start.
+    """
+    port, log = free_port(), folder / "server.log"
+    url = f"http://{HOST}:{port}"
+    environment = clean_environment() | dict(launch.environment)
+
+    def is_up() -> bool:
+        return is_answered(url + launch.ready_path)
+
+    try:
+        with running(launch.command(port), environment, log, is_up, _SECONDS_TO_START):
+            yield url
+    except DoesNotStart:
+        raise PeerUnavailable(f"its server does not start: {end_of(log)}") from None
 
 
 def checkpoint_of(model: Model) -> Path:
