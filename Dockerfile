@@ -1,6 +1,6 @@
 #   docker build -t genai-server .                            for CPUs
 #   docker build -t genai-server --build-arg EXTRA=cuda .     for NVIDIA GPUs; more extras too, as in EXTRA=cpu,otel
-# `deploy/release/release pin` brings deploy/constraints.txt up to date.
+# scripts/pin_dependencies.py brings deploy/constraints.txt up to date.
 
 # All that the package needs, by a package without any content: this stays as it is while only the sources change.
 FROM python:3.12.13-slim-trixie AS dependencies

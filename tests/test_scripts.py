@@ -1,8 +1,9 @@
 """Each script that documents name runs with the current server, on the demo model and with short arguments.
 
-Tested elsewhere: make_adapter_model.py (the fixture `adapted`), document_settings.py (test_docs.py),
-check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not tested: scripts that build models with PyTorch,
-for minutes, of which test_commands.py tests the arguments, and make_pictures.py, whose results a person looks at.
+Tested elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py),
+document_settings.py (test_docs.py), check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not tested:
+scripts that build models with PyTorch, for minutes, of which test_commands.py tests the arguments, and
+make_pictures.py, whose results a person looks at.
 """
 
 import json
@@ -29,6 +30,10 @@ def run(script: str, *arguments: str) -> str:
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
         (["check_templates", str(DEMO)], ["hermes", "2 read"]),
+        (
+            ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
+            ["| 6 | prefix |", "tokens found in the cache"],
+        ),
     ],
     ids=lambda value: value[0],
 )
