@@ -70,7 +70,10 @@ class Terminal:
 
     def see(self, text: str) -> None:
         """Wait until this text appears after what was seen before; fails when all has been read without it."""
-        wait_until(lambda: text in self.text[self._seen :] or not self._reader.is_alive())
+        try:
+            wait_until(lambda: text in self.text[self._seen :] or not self._reader.is_alive())
+        except AssertionError as error:
+            raise AssertionError(f"no {text!r} after {self._seen} characters of {self.text!r}") from error
         found = self.text.find(text, self._seen)
         assert found >= 0, self.text
         self._seen = found + len(text)
