@@ -108,7 +108,7 @@ def terminal(*arguments: str, **settings: str) -> Iterator[Terminal]:
 def test_a_question_is_answered_with_its_times_and_asked_again(scripted: RunningServer) -> None:
     with terminal(scripted.url) as chat:
         chat.see("> ")
-        chat.enter("say hello", "\nhello", "tokens, first after")
+        chat.enter("say hello", "\nhello", "tokens, first after", "> ")  # what is typed earlier comes before it
         chat.enter("/retry", "\nhello", "s in all")
         chat.enter("/system be brief", "system prompt: be brief")
         chat.enter("/clear", "forgotten")
