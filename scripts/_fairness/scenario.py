@@ -152,7 +152,7 @@ async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:
         for _ in range(effort.requests):
             await _ask(scenario, place, row.alone, row.refused)
         before = await place.passes()
-        with _attacking(scenario, place) as attack:
+        with _attacking(scenario, place, niceness=19 if effort.is_timed else 0) as attack:
             await asyncio.sleep(effort.settle)
             for number in range(effort.requests):
                 await _ask(scenario, place, row.attacked, row.refused)
@@ -170,13 +170,16 @@ async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:
 
 
 @contextmanager
-def _attacking(scenario: Scenario, place: Place) -> Iterator[Connection]:
-    """An attack from a process of its own, which takes what processor time the server and the measurement leave: the
-    clients of an attacker run on other machines.
+def _attacking(scenario: Scenario, place: Place, niceness: int) -> Iterator[Connection]:
+    """An attack from a process of its own.
+
+    The clients of an attacker run on other machines. Where times are judged, a niceness of 19 therefore leaves them the
+    processor time that the server and the measurement do not use. Where other programs keep all processors busy, such a
+    process would hardly begin.
     """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=_attack, args=(scenario, place, there), daemon=True)
+    process = context.Process(target=_attack, args=(scenario, place, there, niceness), daemon=True)
     process.start()
     try:
         if not here.poll(_CALM) or here.recv() is not True:
@@ -190,14 +193,14 @@ def _attacking(scenario: Scenario, place: Place) -> Iterator[Connection]:
         process.join()
 
 
-def _attack(scenario: Scenario, place: Place, parent: Connection) -> None:
+def _attack(scenario: Scenario, place: Place, parent: Connection, niceness: int) -> None:
     async def attack() -> None:
         async with scenario.attack(place):
             parent.send(True)
             while await asyncio.to_thread(parent.recv):
                 parent.send(place.tally)
 
-    os.nice(19)
+    os.nice(niceness)
     asyncio.run(attack())
 
 
