@@ -84,6 +84,8 @@ def test_keywords_that_restrict_nothing_are_accepted(schema: dict[str, Any]) -> 
         ({"type": "strin"}, 'type must be one of array, .*; given "strin"'),
         ({"type": ["string", {}]}, "type must be one of"),
         ({"required": True}, 'required must be a list of keys; given "True"'),
+        ({"dependencies": None}, 'dependencies must be an object; given "None"'),
+        ({"dependentRequired": "a"}, 'dependentRequired must be an object; given "a"'),
         ({"format": "password", "type": "string"}, 'format must be one of date, .*; given "password"'),
         ({"dependencies": {"a": {"required": ["b"]}}}, "only have lists of keys"),
         ({"dependentRequired": {str(n): ["a"] for n in range(5)}}, r"at most 4 keys .* given 5"),

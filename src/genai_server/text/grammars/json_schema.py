@@ -218,9 +218,14 @@ def _dependencies(schema: Schema) -> Schema:
     keys.
 
     Each alternative then says: the key is absent, or the other keys are required. Raises InvalidField for dependencies
-    that are schemas, and for too many of them.
+    that are no object or schemas, and for too many of them.
     """
-    pairs = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
+    pairs: list[tuple[str, Any]] = []
+    for word in ("dependencies", "dependentRequired"):
+        by_key = schema.get(word, {})
+        if not isinstance(by_key, dict):
+            raise InvalidField(None, f"{word} must be an object", given=str(by_key))
+        pairs += by_key.items()
     if any(not isinstance(needed, list) for _, needed in pairs):
         raise InvalidField(None, "dependencies may only have lists of keys; schemas are not supported")
     if len(pairs) > _MAX_DEPENDENCIES:
