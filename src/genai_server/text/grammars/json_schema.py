@@ -218,7 +218,7 @@ def _dependencies(schema: Schema) -> Schema:
     keys.
 
     Each alternative then says: the key is absent, or the other keys are required. Raises InvalidField for dependencies
-    that are no object or schemas, and for too many of them.
+    that are no object, for those that are schemas, and for too many of them.
     """
     pairs: list[tuple[str, Any]] = []
     for word in ("dependencies", "dependentRequired"):
