@@ -7,8 +7,7 @@ import json
 import time
 from contextlib import AbstractAsyncContextManager, suppress
 
-from _load.http import BrokenAnswer, Exchange
-from _load.server import HOST
+from _load.http import BrokenAnswer, exchange, request
 
 from .clients import CHATS, Body, chat, form, kept_running
 from .engines import short_chat
@@ -46,16 +45,13 @@ def _unfinished(number: int, size: int, path: str, beginning: Body) -> Attack:
 
     def attack(place: Place) -> AbstractAsyncContextManager[None]:
         client = place.attacker
-        named = {"host": HOST, **client.headers(beginning.type), "content-length": f"{size + 1}"}
-        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items()), "", ""]
-        request = "\r\n".join(lines).encode() + beginning.data.ljust(size)
+        named = {**client.headers(beginning.type), "content-length": f"{size + 1}"}
+        unfinished = request("POST", path, beginning.data.ljust(size), named)
 
         async def keep() -> None:
             while True:
                 with suppress(BrokenAnswer, OSError):
-                    async with Exchange(client.port) as exchange:
-                        await exchange.send_raw(request, is_whole=True)
-                        await exchange.response()
+                    await exchange(client.port, unfinished)
                 await asyncio.sleep(_PAUSE)
 
         return kept_running(keep, number)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from _load.clients import ADMIN
 from _load.footprint import Footprint, footprint, grown, growth, together, usual
-from _load.http import BrokenAnswer, Exchange, Response, ask, ask_json
+from _load.http import BrokenAnswer, Response, ask, ask_json, exchange
 from _load.pulse import LONGEST_PULSE, Pulse, pulse
 from _load.server import HOST, Server, run_server
 
@@ -237,6 +237,4 @@ class Fuzzer:
 
 async def send(port: int, made: Attempt) -> Response:
     """Send it and read the complete answer; an incomplete request may get none. Raises BrokenAnswer."""
-    async with Exchange(port) as exchange:
-        await exchange.send_raw(made.data, is_whole=made.is_whole)
-        return await exchange.complete()
+    return await exchange(port, made.data, is_whole=made.is_whole)

@@ -13,7 +13,6 @@ MODEL = "onnx-genai"
 ON_DEMAND = ("second", "third")
 # Maximum tokens of a prompt and its answer together, on the tested servers.
 MAX_LENGTH = 1024
-_JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)

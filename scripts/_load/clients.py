@@ -13,9 +13,8 @@ from typing import Any
 
 from .answers import Answer, WrongAnswer, error_code, read_answer
 from .asked import ON_DEMAND, Asked, ambiguous, conversation_turns, long_question, on_demand, question, wrong
-from .http import BrokenAnswer, Exchange, ask, ask_json
+from .http import JSON, BrokenAnswer, ask, ask_json, exchange, request
 
-JSON = {"content-type": "application/json"}
 # Errors that a request may get while engines are killed.
 DEATHS = ("engine_died", "no_engine_ready", "generation_failed", "crash_loop")
 # Errors that a request may get while the server is stopping.
@@ -108,15 +107,12 @@ class Clients:
     async def leaver(self) -> None:
         """Disconnects in the queue, in prefill, or during the answer."""
         asked = long_question(self._chance)
-        patience = self._chance.choice((0.0, 0.0, 0.01, 0.05, 0.3, 1.0))
-        async with Exchange(self._port) as exchange:
-            await exchange.send("POST", asked.path, asked.body, JSON)
-            reading = asyncio.ensure_future(exchange.complete())
-            await asyncio.wait({reading}, timeout=patience)
-            ended = reading.done()
-            reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        self.books.count("leaver", "ended before" if ended else "left")
+        try:
+            async with asyncio.timeout(self._chance.choice((0.003, 0.003, 0.01, 0.05, 0.3, 1.0))):
+                await ask(self._port, "POST", asked.path, asked.body, JSON)
+            self.books.count("leaver", "ended before")
+        except TimeoutError:
+            self.books.count("leaver", "left")
 
     async def terminated(self) -> None:
         """Expects that the operator ends its generation."""
@@ -216,9 +212,8 @@ class Clients:
 
     async def _ask(self, asked: Asked, name: str = "", *, slowly: bool = False) -> tuple[int, Answer]:
         headers = JSON | ({"x-request-id": name} if name else {})
-        async with Exchange(self._port, receive_buffer=_SMALL_BUFFER if slowly else None) as exchange:
-            await exchange.send("POST", asked.path, asked.body, headers)
-            response = await exchange.complete(pause=_PAUSE if slowly else 0.0)
+        slow: dict[str, Any] = {"receive_buffer": _SMALL_BUFFER, "pause": _PAUSE} if slowly else {}
+        response = await exchange(self._port, request("POST", asked.path, asked.body, headers), **slow)
         if response.status == 503:
             await asyncio.sleep(_PAUSE)
         return response.status, read_answer(response.status, bytes(response.body), streamed=asked.streamed)
