@@ -142,7 +142,7 @@ def _ten_turns(agent: Agent, place: Place) -> list[Check]:
         ended = _run(agent, replace(place, url=through.url), "\n".join(script))
     return [
         Check("reads ten files one after another", _answers(ended, _READ)),
-        Check("no request is refused", through.refused()),
+        Check("no request is refused", "; ".join(through.refusals)[:300]),
         Check("its first and tenth request fit the templates of other models", _replayed(through, place)),
     ]
 
@@ -174,7 +174,7 @@ def _finds_a_tool(agent: Agent, place: Place) -> Check:
     )
     with relay(place.url) as through:
         ended = _run(agent, replace(place, url=through.url), script)
-    return Check("finds a tool by its search and calls it", _answers(ended, _READ) or through.refused())
+    return Check("finds a tool by its search and calls it", _answers(ended, _READ) or "; ".join(through.refusals)[:300])
 
 
 def _client(

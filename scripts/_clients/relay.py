@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
-import aiohttp
+import httpx
+import uvicorn
 from _load.server import HOST, free_port
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 # Headers that belong to one connection, or that the other side of the relay has of its own.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "te", "transfer-encoding", "upgrade"})
 _OF_ANSWER = _HOP | {"date", "server"}
 # What generates an answer.
 _PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
-_LARGEST = 64 * 1024 * 1024
-_PATIENCE = aiohttp.ClientTimeout(total=None, sock_read=300)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A request as the program sent it, and how it was answered."""
-
-    path: str
-    body: bytes
-    status: int
-    # The response's body, if it is an error.
-    error: str
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 @dataclass
 class Relay:
-    """A running relay."""
+    """A running relay, and its requests in the order in which their responses ended."""
 
     url: str
-    # In the order in which their responses ended.
-    requests: list[Recorded] = field(default_factory=list)
-
-    def refused(self) -> str:
-        """The first error of a refused request; "" if there is none."""
-        return next((request.error[:300] for request in self.requests if request.status == 400), "")
+    # Paths and bodies, as the program sent them.
+    requests: list[tuple[str, bytes]] = field(default_factory=list)
+    # The bodies of responses that refuse a request.
+    refusals: list[str] = field(default_factory=list)
 
     def asked(self, mark: str) -> list[tuple[str, dict[str, Any]]]:
         """The path and the body of each request for an answer that has this text. Raises ValueError if one is no
         object.
         """
-        bodies = [
-            (request.path, json.loads(request.body))
-            for request in self.requests
-            if request.path in _PATHS and mark.encode() in request.body
-        ]
+        bodies = [(path, json.loads(body)) for path, body in self.requests if path in _PATHS and mark.encode() in body]
         if any(not isinstance(body, dict) for _, body in bodies):
             raise ValueError("a request has a body that is no object")
         return bodies
@@ -65,48 +50,45 @@ def relay(target: str) -> Iterator[Relay]:
     """Run a relay to the server at `target` until the context ends."""
     port = free_port()
     running = Relay(f"http://{HOST}:{port}")
-    loop, begun = asyncio.new_event_loop(), Event()
+    client = httpx.AsyncClient(timeout=300)
 
-    async def serve() -> None:
-        async with aiohttp.ClientSession(target, timeout=_PATIENCE, auto_decompress=False) as session:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
 
-            async def pass_on(request: web.Request) -> web.StreamResponse:
-                return await _passed_on(request, session, running)
+    async def pass_on(request: Request) -> StreamingResponse:
+        """Send the server's response to a request as it comes."""
+        body = await request.body()
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+        url = f"{target}{request.scope['raw_path'].decode()}?{request.url.query}"
+        asked = client.build_request(request.method, url, content=body, headers=headers)
+        answer = await client.send(asked, stream=True)
 
-            application = web.Application(client_max_size=_LARGEST)
-            application.router.add_route("*", "/{path:.*}", pass_on)
-            runner = web.AppRunner(application)
-            await runner.setup()
-            await web.TCPSite(runner, HOST, port).start()
-            begun.set()
+        async def pieces() -> AsyncIterator[bytes]:
+            said = b""
             try:
-                await ended.wait()
+                async for piece in answer.aiter_raw():
+                    said += piece if answer.status_code == 400 else b""
+                    yield piece
             finally:
-                await runner.cleanup()
+                await answer.aclose()
+            running.requests.append((request.url.path, body))
+            if answer.status_code == 400:
+                running.refusals.append(said.decode(errors="replace"))
 
-    ended = asyncio.Event()
-    thread = Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+        kept = {name: value for name, value in answer.headers.items() if name not in _OF_ANSWER}
+        return StreamingResponse(pieces(), answer.status_code, kept)
+
+    application = Starlette(routes=[Route("/{path:path}", pass_on, methods=_METHODS)], lifespan=lifespan)
+    config = uvicorn.Config(application, host=HOST, port=port, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, daemon=True)
     thread.start()
-    begun.wait()
     try:
+        while not server.started and thread.is_alive():
+            thread.join(0.05)
         yield running
     finally:
-        loop.call_soon_threadsafe(ended.set)
+        server.should_exit = True
         thread.join()
-
-
-async def _passed_on(request: web.Request, session: aiohttp.ClientSession, relay: Relay) -> web.StreamResponse:
-    """Send the server's response to a request as it comes."""
-    body = await request.read()
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
-    error = b""
-    async with session.request(request.method, request.rel_url, data=body or None, headers=headers) as answer:
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_ANSWER}
-        response = web.StreamResponse(status=answer.status, headers=kept)
-        await response.prepare(request)
-        async for piece in answer.content.iter_any():
-            await response.write(piece)
-            error += piece if answer.status >= 400 else b""
-        await response.write_eof()
-    relay.requests.append(Recorded(request.path, body, answer.status, error.decode(errors="replace")))
-    return response
