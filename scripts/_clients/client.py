@@ -4,29 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
-
-
-class Registry(Enum):
-    """Where packages come from."""
-
-    PYPI = "PyPI"
-    NPM = "npm"
-
-
-class Model(Enum):
-    """The server's model."""
-
-    # Follows the script in the prompt. Its context is large enough for coding agents.
-    SCRIPTED = "scripted"
-    # The demo models for embeddings and reranking.
-    POOLED = "pooled"
-    # A small model of the tests that reads images; what it says has no meaning.
-    IMAGES = "images"
-    # The demo model for speech.
-    SPEECH = "speech"
 
 
 @dataclass(frozen=True)
@@ -46,10 +25,9 @@ class Place:
     folder: Path
     # Holds the client's commands.
     commands: Path
-    # The server's URL, without /v1.
+    # The URLs of the scripted model's server and of the demo models', without /v1.
     url: str
-    # The URL of a server whose model reads images; "" for a client that sends none.
-    images_url: str
+    models_url: str
     # What is wrong with the prompts that a body becomes with other models' templates; of a path and the body.
     faults: Callable[[str, dict[str, Any]], list[str]]
 
@@ -62,10 +40,8 @@ class Client:
     # The version of the first is shown.
     packages: tuple[str, ...]
     check: Callable[[Place], list[Check]]
-    registry: Registry = Registry.PYPI
-    model: Model = Model.SCRIPTED
-    # Whether it also sends an image, to another server.
-    images: bool = False
+    # Whether the packages come from npm, and not from PyPI.
+    npm: bool = False
     # The heading of docs/clients.md or a guide whose lines are run; "" for none.
     recipe: str = ""
     # Below node_modules: fetches or links the program after the installation.

@@ -22,7 +22,7 @@ from typing import Any
 
 from genai_server.tools.launch_command import PROGRAMS
 
-from .client import Check, Client, Place, Registry
+from .client import Check, Client, Place
 from .program import Ended, run
 from .recipe import recipe
 from .relay import Relay, relay
@@ -177,12 +177,10 @@ def _finds_a_tool(agent: Agent, place: Place) -> Check:
     return Check("finds a tool by its search and calls it", _answers(ended, _READ) or "; ".join(through.refusals)[:300])
 
 
-def _client(
-    name: str, package: str, registry: str = "npm", postinstall: str = "", python: str = "", **row: Any
-) -> Client:
+def _client(name: str, package: str, npm: bool = True, postinstall: str = "", python: str = "", **row: Any) -> Client:
     """The client that a row of the table describes."""
     check = partial(_check, Agent(name, **row))
-    return Client(name, (package,), check, Registry(registry), recipe=name, postinstall=postinstall, python=python)
+    return Client(name, (package,), check, npm, recipe=name, postinstall=postinstall, python=python)
 
 
 CODING_AGENTS = tuple(_client(**row) for row in tomllib.loads(_TABLE.read_text(encoding="utf-8"))["agent"])

@@ -7,28 +7,25 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from _peers.environment import Environment, PeerUnavailable
 
-from .client import Client, Registry
+from .client import Client
 
-_SECONDS = 900.0
+_SECONDS = 1800.0
 
 
 def install(client: Client, folder: Path) -> Path:
     """Install the newest version of a client; returns the folder of its commands. Raises PeerUnavailable."""
     folder.mkdir(parents=True, exist_ok=True)
-    if client.registry is Registry.NPM:
+    if client.npm:
         return _install_with_npm(client, folder)
-    own = Path(sys.executable).with_name("uv")
-    found = str(own) if own.exists() else shutil.which("uv")
-    environment = Environment(folder)
-    if client.python and not environment.python.exists():
-        environment.run([client.python, "-m", "venv", "--without-pip", folder])
-    environment.install(client.packages, "--upgrade", uv=Path(found) if found else None, seconds=_SECONDS)
+    python = client.python or sys.executable
+    if shutil.which(python) is None:
+        raise PeerUnavailable(f"there is no {python}")
+    Environment(folder).install(client.packages, "--upgrade", python=python, seconds=_SECONDS)
     return folder / "bin"
 
 
@@ -63,34 +60,10 @@ def _node_here() -> int:
 
 
 def installed_version(client: Client, folder: Path) -> str:
-    """The version of a client's first package; "" if it is not known."""
-    if client.registry is Registry.NPM:
-        try:
-            text = (folder / "node_modules" / client.packages[0] / "package.json").read_text(encoding="utf-8")
-        except OSError:
-            return ""
-        return str(json.loads(text)["version"])
-    found = distributions(name=_name(client), path=[str(path) for path in folder.glob("lib/python*/site-packages")])
+    """The version of a client's first package in a client's folder or an environment; "" if it is not there."""
+    if client.npm:
+        about = folder / "node_modules" / client.packages[0] / "package.json"
+        return str(json.loads(about.read_text(encoding="utf-8"))["version"]) if about.exists() else ""
+    name = client.packages[0].partition("[")[0]
+    found = distributions(name=name, path=[str(path) for path in folder.glob("lib/python*/site-packages")])
     return next((each.version for each in found), "")
-
-
-def own_version(client: Client) -> str:
-    """The version of a client in this interpreter's environment. Raises PeerUnavailable if it is not there."""
-    try:
-        return version(_name(client))
-    except PackageNotFoundError:
-        raise PeerUnavailable("it is not in this environment") from None
-
-
-def _name(client: Client) -> str:
-    return client.packages[0].partition("[")[0]
-
-
-def commands_here() -> Path:
-    """The commands of this interpreter's environment."""
-    return Path(sys.executable).parent
-
-
-def names(clients: Sequence[Client]) -> list[str]:
-    """The names of clients on the command line."""
-    return [client.name.replace("`", "") for client in clients]

@@ -6,52 +6,40 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from .client import Check, Client, Model, Place, Registry
+from .client import Check, Client, Place
 from .program import run
 from .recipe import recipe
-from .samples import of_pictures, of_speech
+from .samples import transcript, variables
 
 _TABLE = Path(__file__).with_name("libraries.toml")
 _PROGRAMS = Path(__file__).with_name("programs")
-_SCRIPTS = _PROGRAMS.parents[1]
 _SECONDS = 120.0
 
 
-def library(
-    name: str,
-    packages: list[str],
-    program: str,
-    *,
-    heading: str = "",
-    model: str = Model.SCRIPTED.value,
-    images: bool = False,
-) -> Client:
+def library(name: str, packages: list[str], program: str, *, heading: str = "", scripted: bool = True) -> Client:
     """A library whose checks are a program's, as a row of the table describes it."""
 
     def check(place: Place) -> list[Check]:
-        environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
-        if images:
-            environment |= of_pictures(place.images_url)
-        if model == Model.SPEECH.value:
-            environment |= of_speech(place.url)
+        url = place.url if scripted else place.models_url
+        environment = {"PYTHONPATH": str(_PROGRAMS.parents[1]), "PYTHONWARNINGS": "ignore", "CHECKED_URL": url}
+        environment |= variables(place.models_url)
+        if not scripted:
+            environment["CHECKED_TRANSCRIPT"] = transcript(url)
         if heading:
-            environment["CHECKED_RECIPE"] = recipe(heading, place.url)
-        return _run(program, place, environment)
+            environment["CHECKED_RECIPE"] = recipe(heading, url)
+        return run(_command(program, place), environment, place.folder, _SECONDS).checks
 
-    registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
-    return Client(name, tuple(packages), check, registry, Model(model), images, heading)
+    return Client(name, tuple(packages), check, npm=program.endswith(".mjs"), recipe=heading)
 
 
-def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]:
-    if program.endswith(".mjs"):
-        # Node.js looks for packages above the program.
-        for path in _PROGRAMS.glob("*.mjs"):
-            shutil.copy(path, place.folder)
-        own = place.commands / "node"
-        command: list[str | Path] = [own if own.exists() else "node", place.folder / program]
-    else:
-        command = [place.commands / "python", _PROGRAMS / program]
-    return run(command, environment, place.folder, _SECONDS).checks
+def _command(program: str, place: Place) -> list[str | Path]:
+    if not program.endswith(".mjs"):
+        return [place.commands / "python", _PROGRAMS / program]
+    # Node.js looks for packages above the program.
+    for path in _PROGRAMS.glob("*.mjs"):
+        shutil.copy(path, place.folder)
+    own = place.commands / "node"
+    return [own if own.exists() else "node", place.folder / program]
 
 
 LIBRARIES = tuple(library(**row) for row in tomllib.loads(_TABLE.read_text(encoding="utf-8"))["library"])

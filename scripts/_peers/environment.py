@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 _LOG = "build.log"
@@ -29,20 +28,14 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def install(
-        self, requirements: Sequence[str], *options: str, uv: Path | None = None, seconds: float | None = None
+        self, requirements: Sequence[str], *options: str, python: str = sys.executable, seconds: float | None = None
     ) -> None:
-        """Install missing packages, with uv if it is given, within a number of seconds."""
+        """Install missing packages for this Python within a number of seconds."""
         if not self.python.exists():
-            venv.create(self.folder, with_pip=uv is None)
-        pip: list[str | Path] = [self.python, "-m", "pip"]
-        if uv is not None:
-            pip = [uv, "pip"]
-            options = ("--python", str(self.python), *options)
-        self.run([*pip, "install", *options, *requirements], seconds=seconds)
+            self.run([python, "-m", "venv", self.folder])
+        self.run([self.python, "-m", "pip", "install", *options, *requirements], seconds=seconds)
 
-    def run(
-        self, command: Sequence[str | Path], more: Mapping[str, str] | None = None, *, seconds: float | None = None
-    ) -> None:
+    def run(self, command: Sequence[str | Path], *, seconds: float | None = None) -> None:
         """Run a command at low priority, with its output in the folder's log.
 
         Raises PeerUnavailable if it fails, or takes longer than `seconds`.
@@ -51,22 +44,14 @@ class Environment:
         log = self.folder / _LOG
         words = [str(word) for word in command]
         print(f"{self.folder.name}: {' '.join(words)}"[:_LAST], file=sys.stderr, flush=True)
-        with log.open("ab") as file:
-            try:
-                code = subprocess.run(
-                    ["nice", *words],
-                    env=environment | dict(more or {}),
-                    stdout=file,
-                    stderr=file,
-                    check=False,
-                    timeout=seconds,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                raise PeerUnavailable(f"{Path(words[0]).name} takes longer than {seconds} s: {end_of(log)}") from None
-            except OSError as error:
-                raise PeerUnavailable(f"{words[0]}: {error.strerror}") from None
-        if code:
-            raise PeerUnavailable(f"{Path(words[0]).name} ended with status {code}: {end_of(log)}")
+        program = Path(words[0]).name
+        try:
+            with log.open("ab") as file:
+                subprocess.run(["nice", *words], env=environment, stdout=file, stderr=file, check=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise PeerUnavailable(f"{program} takes longer than {seconds} s: {end_of(log)}") from None
+        except subprocess.CalledProcessError as error:
+            raise PeerUnavailable(f"{program} ended with status {error.returncode}: {end_of(log)}") from None
 
 
 def end_of(log: Path) -> str:

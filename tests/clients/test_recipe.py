@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from _clients.client import Client, Registry
+from _clients.client import Client
 from _clients.coding_agents import CODING_AGENTS
 from _clients.libraries import LIBRARIES
 from _clients.recipe import PAGES, PROMPT, SERVER, recipe, section
@@ -50,4 +50,4 @@ def test_a_heading_that_is_missing_is_named() -> None:
 
 
 def test_only_npm_agents_have_a_step_after_installation() -> None:
-    assert all(client.registry is Registry.NPM for client in CODING_AGENTS if client.postinstall)
+    assert all(client.npm for client in CODING_AGENTS if client.postinstall)

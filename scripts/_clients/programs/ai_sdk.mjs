@@ -3,7 +3,7 @@ import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import {
-  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARIS, PARIS_JSON, PICTURE, PICTURE_TOKENS, Place, URL,
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, MODELS_URL, MODEL, PARIS, PARIS_JSON, PICTURE, PICTURE_TOKENS, Place, URL,
   WEATHER, WHAT, call, collect, equal, getWeather, run,
 } from "./checks.mjs";
 
@@ -33,8 +33,8 @@ for (const [name, model] of Object.entries(providers)) {
 }
 
 const pictured = {
-  "openai-compatible": createOpenAICompatible({ name: "genai", baseURL: `${IMAGES_URL}/v1`, apiKey: "none" })(IMAGES_MODEL),
-  anthropic: createAnthropic({ baseURL: `${IMAGES_URL}/v1`, apiKey: "none" })(IMAGES_MODEL),
+  "openai-compatible": createOpenAICompatible({ name: "genai", baseURL: `${MODELS_URL}/v1`, apiKey: "none" })(IMAGES_MODEL),
+  anthropic: createAnthropic({ baseURL: `${MODELS_URL}/v1`, apiKey: "none" })(IMAGES_MODEL),
 };
 for (const [name, model] of Object.entries(pictured)) {
   checks[`${name}: an image`] = async () => {

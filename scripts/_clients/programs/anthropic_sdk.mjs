@@ -3,12 +3,12 @@ import Anthropic from "@anthropic-ai/sdk";
 import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
 import {
-  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, MODELS_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
   WHAT, equal, getWeather, run,
 } from "./checks.mjs";
 
 const client = new Anthropic({ baseURL: URL, apiKey: "none", maxRetries: 0 });
-const pictured = new Anthropic({ baseURL: IMAGES_URL, apiKey: "none", maxRetries: 0 });
+const pictured = new Anthropic({ baseURL: MODELS_URL, apiKey: "none", maxRetries: 0 });
 const ask = (content) => ({ model: MODEL, max_tokens: 200, messages: [{ role: "user", content }] });
 
 await run({

@@ -5,7 +5,7 @@ import { z } from "zod";
 export const URL = process.env.CHECKED_URL;
 export const MODEL = "demo";
 // Another server, whose model reads images; its answers have no meaning.
-export const IMAGES_URL = process.env.CHECKED_IMAGES_URL;
+export const MODELS_URL = process.env.CHECKED_MODELS_URL;
 export const IMAGES_MODEL = process.env.CHECKED_IMAGES_MODEL;
 // A PNG in base64, and its tokens in a prompt of that model.
 export const PICTURE = process.env.CHECKED_PICTURE;

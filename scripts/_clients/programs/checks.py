@@ -17,11 +17,11 @@ from pydantic import BaseModel
 URL = os.environ["CHECKED_URL"]
 MODEL = "demo"
 # Another server, whose model reads images; its answers have no meaning.
-IMAGES_URL = os.environ.get("CHECKED_IMAGES_URL", "")
-IMAGES_MODEL = os.environ.get("CHECKED_IMAGES_MODEL", "")
+MODELS_URL = os.environ["CHECKED_MODELS_URL"]
+IMAGES_MODEL = os.environ["CHECKED_IMAGES_MODEL"]
 # A PNG in base64, and its tokens in a prompt of that model.
-PICTURE = os.environ.get("CHECKED_PICTURE", "")
-PICTURE_TOKENS = int(os.environ.get("CHECKED_PICTURE_TOKENS", "0"))
+PICTURE = os.environ["CHECKED_PICTURE"]
+PICTURE_TOKENS = int(os.environ["CHECKED_PICTURE_TOKENS"])
 WHAT = "What is this?"
 
 

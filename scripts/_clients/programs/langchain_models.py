@@ -40,7 +40,7 @@ def check_bind_tools_and_tool_loop() -> None:
 
 
 def check_an_image() -> None:
-    pictured = ChatOpenAI(model=checks.IMAGES_MODEL, base_url=f"{checks.IMAGES_URL}/v1", api_key="none", max_tokens=4)
+    pictured = ChatOpenAI(model=checks.IMAGES_MODEL, base_url=f"{checks.MODELS_URL}/v1", api_key="none", max_tokens=4)
 
     def tokens(*images: Any) -> int:
         message = HumanMessage([*images, {"type": "text", "text": checks.WHAT}])

@@ -41,7 +41,7 @@ def check_tool_loop() -> None:
 
 def check_an_image_over_chat_completions_and_messages() -> None:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{checks.PICTURE}"}}
-    for provider, url in (("openai", f"{checks.IMAGES_URL}/v1"), ("anthropic", checks.IMAGES_URL)):
+    for provider, url in (("openai", f"{checks.MODELS_URL}/v1"), ("anthropic", checks.MODELS_URL)):
 
         def tokens(*images: Any, provider: str = provider, url: str = url) -> int:
             messages = [{"role": "user", "content": [*images, {"type": "text", "text": checks.WHAT}]}]

@@ -2,12 +2,12 @@
 import { Ollama } from "ollama";
 import { z } from "zod";
 import {
-  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, MODELS_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
   WHAT, equal, getWeather, run,
 } from "./checks.mjs";
 
 const client = new Ollama({ host: URL });
-const pictured = new Ollama({ host: IMAGES_URL });
+const pictured = new Ollama({ host: MODELS_URL });
 const ask = (content) => ({ model: MODEL, messages: [{ role: "user", content }] });
 const tool = { type: "function", function: { name: "get_weather", description: "Get the weather.", parameters: PARAMETERS } };
 

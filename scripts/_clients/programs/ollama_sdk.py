@@ -73,7 +73,7 @@ def check_list_show_and_ps() -> None:
 
 
 def check_an_image() -> None:
-    pictured = ollama.Client(host=checks.IMAGES_URL)
+    pictured = ollama.Client(host=checks.MODELS_URL)
     few = ollama.Options(num_predict=4)
 
     def tokens(*images: str) -> int:

@@ -2,12 +2,12 @@
 import OpenAI, { toFile } from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import {
-  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, MODELS_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
   WHAT, collect, equal, getWeather, run,
 } from "./checks.mjs";
 
 const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: "none", maxRetries: 0 });
-const pictured = new OpenAI({ baseURL: `${IMAGES_URL}/v1`, apiKey: "none", maxRetries: 0 });
+const pictured = new OpenAI({ baseURL: `${MODELS_URL}/v1`, apiKey: "none", maxRetries: 0 });
 const ask = (content) => ({ model: MODEL, messages: [{ role: "user", content }] });
 
 await run({

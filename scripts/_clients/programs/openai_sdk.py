@@ -43,7 +43,7 @@ def check_tool_loop() -> None:
 
 
 def check_an_image() -> None:
-    pictured = openai.OpenAI(base_url=f"{checks.IMAGES_URL}/v1", api_key="none", max_retries=0)
+    pictured = openai.OpenAI(base_url=f"{checks.MODELS_URL}/v1", api_key="none", max_retries=0)
 
     def tokens(*images: Any) -> int:
         messages: Any = [{"role": "user", "content": [*images, {"type": "text", "text": checks.WHAT}]}]

@@ -38,7 +38,7 @@ def check_tool_loop_over_responses() -> None:
 
 
 def check_an_image_over_chat_completions_and_responses() -> None:
-    pictured = OpenAIProvider(base_url=f"{checks.IMAGES_URL}/v1", api_key="none")
+    pictured = OpenAIProvider(base_url=f"{checks.MODELS_URL}/v1", api_key="none")
     image = BinaryContent(base64.b64decode(checks.PICTURE), media_type="image/png")
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
         agent = Agent(kind(checks.IMAGES_MODEL, provider=pictured), model_settings={"max_tokens": 16, "temperature": 0})
