@@ -10,7 +10,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,122 +19,107 @@ import jinja2
 import numpy as np
 import openvino
 import openvino_genai
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-HOST = "127.0.0.1"
 _CACHE_GB = 4
-_JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n{}"
-_EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
 @dataclass
-class Request:
+class Sequence:
     """A prompt, and the tokens of its answer as they come."""
 
     prompt: list[int]
     config: openvino_genai.GenerationConfig
+    loop: asyncio.AbstractEventLoop
     # Lists of new tokens; None follows the last.
     answer: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
 
+    def deliver(self, tokens: list[int] | None) -> None:
+        """Add tokens to the answer, from the engine's thread."""
+        self.loop.call_soon_threadsafe(self.answer.put_nowait, tokens)
+
 
 class Engine:
-    """Runs the pipeline in a separate thread, for all requests together."""
+    """Runs the pipeline in a separate thread, for all sequences together. New ones are put into `submitted`."""
 
-    def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline) -> None:
+        self.submitted: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
         self._pipeline = pipeline
-        self._loop = loop
-        self._submitted: queue.SimpleQueue[Request] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, request: Request) -> None:
-        """Add a request to the next step."""
-        self._submitted.put(request)
-
     def _run(self) -> None:
-        running: list[tuple[Any, Request]] = []
+        running: list[tuple[Any, Sequence]] = []
         number = 0
         while True:
-            for request in self._arrivals(wait=not running):
-                prompt = openvino.Tensor(np.array([request.prompt], dtype=np.int64))
-                running.append((self._pipeline.add_request(number, prompt, request.config), request))
+            for sequence in self._arrivals(wait=not running):
+                prompt = openvino.Tensor(np.array([sequence.prompt], dtype=np.int64))
+                running.append((self._pipeline.add_request(number, prompt, sequence.config), sequence))
                 number += 1
             self._pipeline.step()
-            news: list[tuple[Request, list[int] | None]] = []
-            for handle, request in list(running):
+            for handle, sequence in list(running):
                 while handle.can_read():
-                    news += [(request, list(output.generated_ids)) for output in handle.read().values()]
+                    for output in handle.read().values():
+                        sequence.deliver(list(output.generated_ids))
                 if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
-                    running.remove((handle, request))
-                    news.append((request, None))
-            self._loop.call_soon_threadsafe(_deliver, news)
+                    running.remove((handle, sequence))
+                    sequence.deliver(None)
 
-    def _arrivals(self, *, wait: bool) -> Iterator[Request]:
+    def _arrivals(self, *, wait: bool) -> Iterator[Sequence]:
         if wait:
-            yield self._submitted.get()
-        while not self._submitted.empty():
-            yield self._submitted.get()
+            yield self.submitted.get()
+        while not self.submitted.empty():
+            yield self.submitted.get()
 
 
-def _deliver(news: list[tuple[Request, list[int] | None]]) -> None:
-    for request, tokens in news:
-        request.answer.put_nowait(tokens)
+def application(engine: Engine, model: Path) -> Starlette:
+    """Answers any GET with an empty object, any POST with a streamed chat completion."""
+    tokenizer: Tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    template = jinja2.Environment().from_string((model / "chat_template.jinja").read_text(encoding="utf-8"))
 
+    async def ready(_: Request) -> JSONResponse:
+        return JSONResponse({})
 
-class Front:
-    """Answers HTTP: any GET with an empty object, any POST with a streamed chat completion."""
-
-    def __init__(self, engine: Engine, model: Path) -> None:
-        self._engine = engine
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._template = jinja2.Environment().from_string((model / "chat_template.jinja").read_text(encoding="utf-8"))
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, which has one request."""
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            if not head.startswith(b"post"):
-                writer.write(_JSON)
-                return
-            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-            await self._answer(json.loads(await reader.readexactly(length)), writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    async def _answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        text = self._template.render(messages=body["messages"], add_generation_prompt=True)
+    async def complete(request: Request) -> StreamingResponse:
+        body = await request.json()
+        text = template.render(messages=body["messages"], add_generation_prompt=True)
         config = openvino_genai.GenerationConfig(
             max_new_tokens=body["max_tokens"], ignore_eos=body["ignore_eos"], do_sample=False
         )
-        request = Request(self._tokenizer.encode(text, add_special_tokens=False).ids, config)
-        self._engine.submit(request)
-        writer.write(_EVENTS)
+        prompt = tokenizer.encode(text, add_special_tokens=False).ids
+        sequence = Sequence(prompt, config, asyncio.get_running_loop())
+        engine.submitted.put(sequence)
+        return StreamingResponse(events(sequence), media_type="text/event-stream")
+
+    async def events(sequence: Sequence) -> AsyncIterator[str]:
         text_of = DecodeStream(skip_special_tokens=False)
         num_output = 0
-        while (tokens := await request.answer.get()) is not None:
+        while (tokens := await sequence.answer.get()) is not None:
             num_output += len(tokens)
-            pieces = [text_of.step(self._tokenizer, token) or "" for token in tokens]
-            await _send(writer, {"choices": [{"index": 0, "delta": {"content": "".join(pieces)}}]})
-        usage = {"prompt_tokens": len(request.prompt), "completion_tokens": num_output}
-        await _send(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
-        await _send(writer, {"choices": [], "usage": usage})
-        writer.write(b"data: [DONE]\n\n")
-        await writer.drain()
+            text = "".join(text_of.step(tokenizer, token) or "" for token in tokens)
+            yield _event({"choices": [{"index": 0, "delta": {"content": text}}]})
+        yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        usage = {"prompt_tokens": len(sequence.prompt), "completion_tokens": num_output}
+        yield _event({"choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    return Starlette(routes=[Route("/{path:path}", ready), Route("/{path:path}", complete, methods=["POST"])])
 
 
-async def _send(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
-    writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-    await writer.drain()
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
 
 
-async def main() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--slots", type=int, required=True)
+    for option in ("--port", "--threads", "--slots"):
+        parser.add_argument(option, type=int, required=True)
     arguments = parser.parse_args()
     scheduling = openvino_genai.SchedulerConfig()
     scheduling.cache_size = _CACHE_GB
@@ -143,10 +128,8 @@ async def main() -> None:
     pipeline = openvino_genai.ContinuousBatchingPipeline(
         arguments.model, scheduling, "CPU", {"INFERENCE_NUM_THREADS": arguments.threads}
     )
-    front = Front(Engine(pipeline, asyncio.get_running_loop()), arguments.model)
-    server = await asyncio.start_server(front.serve, HOST, arguments.port)
-    await server.serve_forever()
+    uvicorn.run(application(Engine(pipeline), arguments.model), port=arguments.port, log_level="warning")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -9,7 +9,7 @@ from .environment import Environment
 from .peer import SLOTS, THREADS, Launch, Model, checkpoint_of, made_from
 
 _FRONT = Path(__file__).with_name("openvino_front.py")
-_PACKAGES = ["openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"]
+_PACKAGES = ["openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf", "starlette", "uvicorn"]
 # nncf asks for torchvision, which has no build for PyTorch's CPU build and breaks transformers' import.
 _BROKEN = "torchvision"
 # Of real weights, the form that is as close to them as int8 here.
