@@ -1,10 +1,9 @@
 """Keep a server under full load, with everything that may happen to it, and report which of its promises it has kept.
 
 Two dozen clients send requests to a model in exact mode: valid and invalid ones, streamed and plain, on all
-generating endpoints. Some disconnect, some are cancelled by the operator, some read slowly, some store conversations,
-require ambiguous grammars or load other models on demand, while profiling is switched on and off and the engine is
-killed repeatedly. Half of the time has no kills, and ends with SIGTERM under load. Linux only; exits with status 1 if a
-promise is broken.
+generating endpoints. Some disconnect, some are cancelled by the operator, some read slowly, some store conversations
+or load other models on demand, while profiling is switched on and off and the engine is killed repeatedly. Half of the
+time has no kills, and ends with SIGTERM under load. Linux only; exits with status 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ from _load.soaking import CLIENTS, DRAIN_SECONDS, Found, Plan, Soak
 from _models.table import table
 
 MAX_GROWTH = 0.03
+# API processes.
+WORKERS = 2
 SETTINGS = {
     # The model that most requests name, and one of the others.
     "GENAI_MAX_MODELS": "2",
@@ -43,33 +44,28 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="with kills (30)")
     parser.add_argument("--without-kills", type=float, help="minutes that follow without kills (half of these)")
     parser.add_argument("--growth", type=float, default=MAX_GROWTH, help="of memory that is allowed (0.03)")
-    parser.add_argument("--workers", type=int, default=2, help="API processes (2)")
     parser.add_argument("--pulse", type=float, default=LONGEST_PULSE, help="slowest /healthz that is allowed (0.25)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     minutes = arguments.minutes
     without_kills = minutes / 2 if arguments.without_kills is None else arguments.without_kills
-    plan = Plan.of(60 * minutes, 60 * without_kills)
+    plan = Plan(60 * minutes, 60 * without_kills)
     print(f"seed {arguments.seed}; {CLIENTS} clients; {plan}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = SETTINGS | {
             "GENAI_MODELS": ",".join(f"{model}={arguments.model_dir.resolve()}" for model in (MODEL, *ON_DEMAND)),
             "GENAI_RESPONSE_STORE_FILE": f"{folder}/responses",
-            "WORKERS": str(arguments.workers),
+            "WORKERS": str(WORKERS),
         }
         with run_server(Path(folder), settings) as server, pulse(server.port) as beats:
             found = asyncio.run(Soak(server, Path(folder) / "profiles", plan, arguments.seed, beats).run())
     judge(found, arguments)
-    print(table(requests(found), markdown=arguments.markdown), end="\n\n")
-    print(table(processes(found), markdown=arguments.markdown), end="\n\n")
-    print(f"{found.seconds:.0f} s, {found.kills} kills, {found.switches} profiling switches, {found.profiles} profiles")
+    print(table(requests(found), markdown=True), end="\n\n")
+    print(table(processes(found), markdown=True), end="\n\n")
+    print(f"{found.seconds:.0f} s, {found.kills} kills, {found.switches} profiling switches")
     print(
         f"slowest /healthz {found.slowest_pulse:.3f} s; stopped {found.seconds_to_stop:.1f} s after SIGTERM under load"
     )
-    for name, course in found.courses.items():
-        tenths = [course[(len(course) - 1) * tenth // 10] for tenth in range(11)]
-        print(f"{name}, its own MB every tenth of the time: {', '.join(f'{size / 1e6:.1f}' for size in tenths)}")
     for example in found.books.examples:
         print(f"BROKEN: {example}"[:2000])
     print(f"broken promises: {dict(found.books.broken) or 'none'}")
@@ -80,7 +76,7 @@ def judge(found: Found, allowed: argparse.Namespace) -> None:
     """Check the promises about the processes."""
     if found.slowest_pulse > allowed.pulse:
         found.books.accuse("/healthz answers in time", f"{found.slowest_pulse:.3f} s")
-    kinds = (("API processes", found.api, allowed.workers), ("engine", found.engine, 1))
+    kinds = (("API processes", found.api, WORKERS), ("engine", found.engine, 1))
     for name, (before, after), processes in kinds:
         for promise in grown(before, after, allowed.growth, processes):
             found.books.accuse(promise, f"{name}: {before} to {after}")

@@ -22,7 +22,7 @@ class Asked:
     path: str
     body: bytes
     streamed: bool
-    expected: str = "200"
+    expected: int = 200
 
 
 def question(number: int) -> Asked:
@@ -71,17 +71,6 @@ def on_demand(asked: Asked, model: str) -> Asked:
     return replace(asked, body=json.dumps(json.loads(asked.body) | {"model": model}).encode())
 
 
-def ambiguous(chance: random.Random) -> dict[str, Any]:
-    """A body whose grammar has a number of derivations that grows exponentially with the answer's length."""
-    letters = " | ".join(f'"{letter}"' for letter in chance.sample("abcdefgh", 3))
-    return {
-        "messages": [{"role": "user", "content": "Hello!"}],
-        "structured_outputs": {"grammar": f"start: s\ns: s s | {letters}"},
-        "n": 8,
-        "max_tokens": 40,
-    }
-
-
 def conversation_turns(chance: random.Random) -> list[dict[str, str]]:
     """Up to thirty messages of a conversation, as its items."""
     countries = chance.choices(COUNTRIES, k=chance.choice((2, 8, 30)))
@@ -98,22 +87,22 @@ def wrong(chance: random.Random) -> Asked:
     """A request that must be refused, and the expected status."""
     messages = [{"role": "user", "content": "Hello!"}]
     grammar = {"structured_outputs": {"regex": "("}}
-    cases: list[tuple[str, Any, str]] = [
-        ("/v1/chat", {"messages": []}, "400"),
-        ("/v1/chat", {"messages": messages, "max_tokens": chance.choice((0, -1, "7", 1.5, 10**30))}, "400"),
-        ("/v1/chat", {"messages": messages, "nonsense": 1}, "400"),
-        ("/v1/chat/stream", {"messages": messages, "temperature": chance.choice((-1, 9, "hot"))}, "400"),
-        ("/v1/chat/stream", {"messages": messages, "device": "abacus"}, "400"),
-        ("/v1/chat/completions", {"messages": messages, "model": "gpt"}, "404"),
-        ("/v1/chat/completions", {"messages": messages, **grammar}, "400"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 3000}]}, "400"),
-        ("/v1/completions", {"prompt": [10**6]}, "400"),
-        ("/v1/responses", {"input": "Hello!", "previous_response_id": "resp_none"}, "400"),
-        ("/v1/messages", {"model": MODEL, "messages": messages}, "400"),
-        ("/v1/chat", b'{"messages": [', "400"),
-        ("/v1/completions", b"\xff\xfe", "400"),
-        ("/v1/chat", b" " * (1 << 20) + b"{}", "400"),
-        ("/v1/nowhere", {}, "404"),
+    cases: list[tuple[str, Any, int]] = [
+        ("/v1/chat", {"messages": []}, 400),
+        ("/v1/chat", {"messages": messages, "max_tokens": chance.choice((0, -1, "7", 1.5, 10**30))}, 400),
+        ("/v1/chat", {"messages": messages, "nonsense": 1}, 400),
+        ("/v1/chat/stream", {"messages": messages, "temperature": chance.choice((-1, 9, "hot"))}, 400),
+        ("/v1/chat/stream", {"messages": messages, "device": "abacus"}, 400),
+        ("/v1/chat/completions", {"messages": messages, "model": "gpt"}, 404),
+        ("/v1/chat/completions", {"messages": messages, **grammar}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 3000}]}, 400),
+        ("/v1/completions", {"prompt": [10**6]}, 400),
+        ("/v1/responses", {"input": "Hello!", "previous_response_id": "resp_none"}, 400),
+        ("/v1/messages", {"model": MODEL, "messages": messages}, 400),
+        ("/v1/chat", b'{"messages": [', 400),
+        ("/v1/completions", b"\xff\xfe", 400),
+        ("/v1/chat", b" " * (1 << 20) + b"{}", 400),
+        ("/v1/nowhere", {}, 404),
     ]
     path, body, status = chance.choice(cases)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

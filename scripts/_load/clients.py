@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answers import Answer, WrongAnswer, error_code, read_answer
-from .asked import ON_DEMAND, Asked, ambiguous, conversation_turns, long_question, on_demand, question, wrong
+from .asked import ON_DEMAND, Asked, conversation_turns, long_question, on_demand, question, wrong
 from .http import JSON, BrokenAnswer, ask, ask_json, exchange, request
 
 # Errors that a request may get while engines are killed.
@@ -21,8 +21,6 @@ DEATHS = ("engine_died", "no_engine_ready", "generation_failed", "crash_loop")
 STOPPING = (*DEATHS, "server_draining", "server_stopping")
 # Errors that a request for a model that is not loaded may get.
 _LOADING = ("models_busy", "model_unloaded", "model_not_ready")
-# How an answer along an ambiguous grammar may end when its masks take too much time.
-_TOO_AMBIGUOUS = "grammar_failed"
 _MAX_KEPT = 20
 _PAUSE = 0.05
 _SMALL_BUFFER = 2048
@@ -61,13 +59,12 @@ class Clients:
         self._references = references
         self._chance = chance
         kinds: list[tuple[Callable[[], Awaitable[None]], float]] = [
-            (self.undisturbed, 0.48),
+            (self.undisturbed, 0.50),
             (self.wrong, 0.18),
             (self.leaver, 0.10),
             (self.terminated, 0.08),
             (self.slow_reader, 0.07),
             (self.conversation, 0.06),
-            (self.ambiguous, 0.02),
             (self.visitor, 0.01),
         ]
         self._kinds, self._weights = zip(*kinds, strict=True)
@@ -90,19 +87,17 @@ class Clients:
     async def undisturbed(self) -> None:
         """Expects the same answer as without other load."""
         number = self._chance.choice(list(self._references))
-        answer = await self._answer(question(number))
-        if self._count("undisturbed", answer) and answer != self._references[number]:
-            self.books.accuse("undisturbed answers equal the reference", f"question {number}: {answer}")
+        self._compare("undisturbed", number, await self._answer(question(number)))
 
     async def wrong(self) -> None:
         """Expects a refusal with the right status."""
         asked = wrong(self._chance)
-        status, answer = await self._ask(asked)
-        self.books.count("wrong", f"refused with {status}")
-        if str(status) != asked.expected and not (status == 503 and answer.reason in self.excused):
-            self.books.accuse(
-                "bad requests are refused as such", f"{asked.path} {asked.body[:200]!r}: {status} {answer}"
-            )
+        response = await ask(self._port, "POST", asked.path, asked.body, JSON)
+        code = error_code(response.status, bytes(response.body))
+        self.books.count("wrong", f"refused with {response.status}")
+        if response.status != asked.expected and not (response.status == 503 and code in self.excused):
+            details = f"{asked.path} {asked.body[:200]!r}: {response.status} {code}"
+            self.books.accuse("bad requests are refused as such", details)
 
     async def leaver(self) -> None:
         """Disconnects in the queue, in prefill, or during the answer."""
@@ -130,9 +125,7 @@ class Clients:
     async def slow_reader(self) -> None:
         """Reads its answer slowly, through a small buffer."""
         number = self._chance.choice([n for n in self._references if question(n).streamed])
-        answer = await self._answer(question(number), slowly=True)
-        if self._count("slow reader", answer) and answer != self._references[number]:
-            self.books.accuse("undisturbed answers equal the reference", f"question {number}, slowly: {answer}")
+        self._compare("slow reader", number, await self._answer(question(number), slowly=True))
 
     async def conversation(self) -> None:
         """Stores a conversation, continues it with two responses, refers to and pages through its items, deletes it."""
@@ -153,17 +146,6 @@ class Clients:
             await self._stored("POST", "/v1/responses", {"conversation": created["id"], "input": "Hello!", **options})
         await self._stored("DELETE", path)
 
-    async def ambiguous(self) -> None:
-        """Requires a grammar whose masks take long; gets an answer, or an error that names the grammar."""
-        response = await ask_json(self._port, "/v1/chat/completions", ambiguous(self._chance))
-        if response.status == 200:
-            self.books.count("ambiguous", "finished")
-            return
-        code = error_code(response.status, bytes(response.body))
-        self.books.count("ambiguous", f"refused: {code}")
-        if code != _TOO_AMBIGUOUS and code not in self.excused:
-            self.books.accuse("what is right is answered", f"ambiguous: {response.status} {code}")
-
     async def visitor(self) -> None:
         """Requests another model, which the server loads. Only one client does so at a time, so that each load unloads
         the other of two models, and never the one that all other requests use.
@@ -180,8 +162,8 @@ class Clients:
         answer = await self._answer(on_demand(question(number), model))
         if answer.end != "finished" and answer.reason in _LOADING:
             self.books.count("visitor", f"{answer.end}: {answer.reason}")
-        elif self._count("visitor", answer) and answer != self._references[number]:
-            self.books.accuse("undisturbed answers equal the reference", f"question {number}, on demand: {answer}")
+        else:
+            self._compare("visitor", number, answer)
 
     async def _stored(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
         """The answer of an endpoint of stored responses; None if the death of an engine explains its absence."""
@@ -197,6 +179,11 @@ class Clients:
             self.books.accuse("what is right is answered", f"{method} {path}: {response.status} {code}")
         return None
 
+    def _compare(self, kind: str, number: int, answer: Answer) -> None:
+        """Count an answer to a question; a complete one equals that without other load."""
+        if self._count(kind, answer) and answer != self._references[number]:
+            self.books.accuse("undisturbed answers equal the reference", f"{kind}, question {number}: {answer}")
+
     def _count(self, kind: str, answer: Answer) -> bool:
         """Count an answer; returns whether it is complete."""
         self.books.count(kind, answer.end if answer.end == "finished" else f"{answer.end}: {answer.reason}")
@@ -207,16 +194,12 @@ class Clients:
         return False
 
     async def _answer(self, asked: Asked, name: str = "", *, slowly: bool = False) -> Answer:
-        _, answer = await self._ask(asked, name, slowly=slowly)
-        return answer
-
-    async def _ask(self, asked: Asked, name: str = "", *, slowly: bool = False) -> tuple[int, Answer]:
         headers = JSON | ({"x-request-id": name} if name else {})
         slow: dict[str, Any] = {"receive_buffer": _SMALL_BUFFER, "pause": _PAUSE} if slowly else {}
         response = await exchange(self._port, request("POST", asked.path, asked.body, headers), **slow)
         if response.status == 503:
             await asyncio.sleep(_PAUSE)
-        return response.status, read_answer(response.status, bytes(response.body), streamed=asked.streamed)
+        return read_answer(response.status, bytes(response.body), streamed=asked.streamed)
 
 
 async def ask_references(port: int, numbers: range) -> dict[int, Answer]:

@@ -13,7 +13,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,6 @@ _MAX_SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
 _FEW_KILLS = 3
-_SAMPLING = 2.0
 # So many requests reach every API process.
 _VISITS = 8
 _SECONDS_UNDER_LOAD = 3.0
@@ -52,44 +51,36 @@ _LONGEST_STOP = DRAIN_SECONDS + 10.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds of the parts."""
+    """Seconds of the parts with kills and without, and of what depends on the first."""
 
-    warm_up: float
     with_kills: float
     without_kills: float
-    tidy_up: float
 
-    @classmethod
-    def of(cls, seconds: float, without_kills: float) -> Plan:
-        """The parts for these seconds with kills, and without."""
-        warm_up = min(90.0, max(3.0, seconds / 5))
-        tidy_up = min(_SECONDS_TO_TIDY_UP, max(_SECONDS_FOR_AN_ENGINE, seconds / 5))
-        return cls(warm_up, seconds, without_kills, tidy_up)
+    @property
+    def warm_up(self) -> float:
+        """For the warm-up."""
+        return min(90.0, max(3.0, self.with_kills / 5))
+
+    @property
+    def tidy_up(self) -> float:
+        """Until the API process is measured."""
+        return min(_SECONDS_TO_TIDY_UP, max(_SECONDS_FOR_AN_ENGINE, self.with_kills / 5))
 
     @property
     def between_kills(self) -> float:
         """A fifteenth of the time, but no crash loop: in a short time a few only."""
         return max(self.with_kills / 15, min(self.with_kills / _FEW_KILLS, _SECONDS_TO_RECOVER))
 
-    @property
-    def per_profiling(self) -> float:
-        """The most seconds between two switches of profiling: in a short time it is on and off several times, too."""
-        return min(_MAX_SECONDS_PER_PROFILING, self.with_kills / 5)
-
 
 @dataclass
 class Found:
-    """What the soak has seen: `api` and `engine` when idle, after their warm-up and at the end, and the
-    own bytes of each all the while.
-    """
+    """What the soak has seen: `api` and `engine` when idle, after their warm-up and at the end."""
 
     books: Books = field(default_factory=Books)
     api: tuple[Footprint, ...] = ()
     engine: tuple[Footprint, ...] = ()
-    courses: dict[str, list[int]] = field(default_factory=lambda: {"API": [], "engine": []})
     kills: int = 0
     switches: int = 0
-    profiles: int = 0
     seconds: float = 0.0
     slowest_pulse: float = 0.0
     # From SIGTERM under load until the last process has ended.
@@ -171,7 +162,7 @@ class Soak:
     async def _part(self, clients: Clients, seconds: float, *more: Callable[[], Coroutine[None, None, None]]) -> None:
         """All clients and other activities for a duration; then the clients only wait for their answers."""
         end = time.monotonic() + seconds
-        others = [asyncio.create_task(work()) for work in (self._switch_profiling, self._watch_memory, *more)]
+        others = [asyncio.create_task(work()) for work in (self._switch_profiling, *more)]
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(clients.keep_asking(lambda: time.monotonic() > end))
@@ -190,20 +181,15 @@ class Soak:
                 await asyncio.sleep(0.2)
 
     async def _at_rest(self, seconds: float) -> tuple[Footprint, Footprint]:
-        """What the API process and the engine hold when nothing has been asked for so long."""
+        """What all API processes together, and the engine, hold when nothing has been asked for so long."""
         with suppress(TimeoutError):
             await self._rest()
         if not await asyncio.to_thread(self._server.is_idle):
             self.found.books.accuse("slots balance", f"when idle: {await asyncio.to_thread(self._server.health)}")
         await asyncio.sleep(seconds)
-        return await asyncio.to_thread(self._api), await asyncio.to_thread(self._engine)
-
-    def _api(self) -> Footprint:
-        """All API processes together."""
-        return together([footprint(pid) for pid in self._server.api_pids()])
-
-    def _engine(self) -> Footprint:
-        return footprint(self._server.engine_pid() or 0)
+        api = together([footprint(pid) for pid in self._server.api_pids()])
+        engine_pid = await asyncio.to_thread(self._server.engine_pid)
+        return api, footprint(engine_pid or 0)
 
     async def _kill_engines(self) -> None:
         while True:
@@ -215,20 +201,13 @@ class Soak:
 
     async def _switch_profiling(self) -> None:
         """Switch profiling on and off for the device, and remove the files, so that profiling never reaches a limit."""
-        values: Sequence[str] = ("1", "0", "soak", "0")
+        # In a short time it is on and off several times, too.
+        longest = min(_MAX_SECONDS_PER_PROFILING, self._plan.with_kills / 5)
         while True:
-            for value in values:
-                await asyncio.sleep(self._plan.per_profiling * self._chance.random())
+            for value in ("1", "0", "soak", "0"):
+                await asyncio.sleep(longest * self._chance.random())
                 with suppress(BrokenAnswer, OSError):
                     answer = await ask_json(self._server.port, ADMIN, {"enable_profiling": value})
                     self.found.switches += answer.status == 200
             for folder in self._profiles.glob("*"):
-                self.found.profiles += len(list(folder.iterdir()))
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    async def _watch_memory(self) -> None:
-        while True:
-            for name, processes in (("API", self._api), ("engine", self._engine)):
-                with suppress(OSError, psutil.Error):  # it has just been killed
-                    self.found.courses[name].append((await asyncio.to_thread(processes)).own)
-            await asyncio.sleep(_SAMPLING)
