@@ -23,12 +23,15 @@ from threading import Event
 
 import httpx
 from _load.server import DEMO, HOST, REPOSITORY, Server, run_server
-from _pictures.dashboard import Prometheus, draw
-from _pictures.terminal import Terminal, save
+from _pictures.dashboard import draw, prometheus
+from _pictures.terminal import save, terminal
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _CLIENTS = 8
+# How long the server is busy.
+_SECONDS = 320.0
 _QUESTIONS = (
     "What is the capital of France?",
     "Which city is the capital of Norway?",
@@ -44,17 +47,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=REPOSITORY / "docs" / "images", metavar="FOLDER")
     parser.add_argument("--only", choices=["terminal", "chat", "server"], help="only this one")
-    parser.add_argument("--seconds", type=float, default=320, help="how long the server is busy (default: 320)")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     arguments.to.mkdir(parents=True, exist_ok=True)
     with _browser() as browser:
-        if arguments.only in (None, "terminal"):
-            picture_terminal(browser, arguments.to)
-        if arguments.only in (None, "chat"):
-            picture_chat(browser, arguments.to)
-        if arguments.only in (None, "server"):
-            picture_server(browser, arguments.to, arguments.seconds)
+        for name, picture in {"terminal": picture_terminal, "chat": picture_chat, "server": picture_server}.items():
+            if arguments.only in (None, name):
+                picture(browser, arguments.to)
 
 
 @contextmanager
@@ -68,7 +67,7 @@ def _browser() -> Iterator[Browser]:
 
 def picture_terminal(browser: Browser, folder: Path) -> None:
     """A server's start, and below it a chat with it."""
-    with Terminal(REPOSITORY, columns=100, rows=32) as above, Terminal(REPOSITORY, columns=100, rows=15) as below:
+    with terminal(REPOSITORY, columns=100, rows=32) as above, terminal(REPOSITORY, columns=100, rows=15) as below:
         above.type("genai-server serve")
         above.wait_for("all endpoints")
         below.type("genai-server chat")
@@ -77,6 +76,7 @@ def picture_terminal(browser: Browser, folder: Path) -> None:
             below.type(question)
             below.wait_for("in all]", number)
         save(browser, folder / "terminal.png", [above.screen(), below.screen()])
+    _shrink(folder / "terminal.png")
 
 
 def picture_chat(browser: Browser, folder: Path) -> None:
@@ -99,21 +99,22 @@ def picture_chat(browser: Browser, folder: Path) -> None:
         page.close()
 
 
-def picture_server(browser: Browser, folder: Path, seconds: float) -> None:
-    """Monitor and the dashboard's first panels after this time of requests."""
+def picture_server(browser: Browser, folder: Path) -> None:
+    """Monitor and the dashboard's first panels after minutes of requests."""
     settings = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_LOG_LEVEL": "error"}
     over = Event()
     with (
         tempfile.TemporaryDirectory() as place,
         run_server(Path(place), settings) as server,
-        Prometheus(Path(place), f"{HOST}:{server.port}") as prometheus,
+        prometheus(Path(place), f"{HOST}:{server.port}") as url,
         ThreadPoolExecutor(_CLIENTS) as pool,
     ):
         clients = [pool.submit(_ask, server, number, over) for number in range(_CLIENTS)]
         try:
-            time.sleep(seconds)
+            time.sleep(_SECONDS)
             _picture_monitor(browser, server, folder / "monitor.png")
-            draw(prometheus, folder / "dashboard.png")
+            draw(url, folder / "dashboard.png")
+            _shrink(folder / "dashboard.png")
         finally:
             over.set()
         for client in clients:
@@ -127,6 +128,12 @@ def _picture_monitor(browser: Browser, server: Server, file: Path) -> None:
     page.wait_for_timeout(4000)  # for a list of requests
     page.screenshot(path=file)
     page.close()
+
+
+def _shrink(file: Path) -> None:
+    """Write a picture again with 256 colours, which are enough for text and charts and take a third of the bytes."""
+    few = Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)
 
 
 def _ask(server: Server, number: int, over: Event) -> None:

@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
 import matplotlib.pyplot as plt
-from _load.server import HOST, REPOSITORY, free_port
+from _load.server import HOST, REPOSITORY, free_port, is_answered, running
 from matplotlib.ticker import MaxNLocator
-
-from _pictures.colours import with_few_colours
 
 _DASHBOARD = REPOSITORY / "deploy" / "grafana-dashboard.json"
 # By Grafana's unit: the factor, and what stands at the axis.
 _UNITS = {"s": (1000.0, "ms"), "short": (1.0, ""), "reqps": (1.0, "a second"), "percentunit": (100.0, "%")}
 _PANELS = ("Time to first token", "Tokens", "Parts of an answer's time, mean", "Running and waiting")
 _STEP = 5
+_SECONDS = 60.0
 
 
-class Prometheus:
-    """Scrapes the server at an address every two seconds until the block ends."""
-
-    def __init__(self, folder: Path, target: str) -> None:
-        self._url = f"http://{HOST}:{free_port()}"
-        job = {"job_name": "genai-server", "static_configs": [{"targets": [target]}]}
-        config = folder / "prometheus.yml"
-        config.write_text(json.dumps({"global": {"scrape_interval": "2s"}, "scrape_configs": [job]}), encoding="utf-8")
-        self._command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}"]
-        self._command += [f"--web.listen-address={self._url.removeprefix('http://')}", "--log.level=error"]
-
-    def __enter__(self) -> Prometheus:
-        self._process = subprocess.Popen(self._command)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        self._process.wait(30)
-
-    def series(self, query: str, seconds: float) -> list[dict[str, Any]]:
-        """The values of a query in the last `seconds`."""
-        now = time.time()
-        params: dict[str, Any] = {"query": query, "start": now - seconds, "end": now, "step": _STEP}
-        answer = httpx.get(f"{self._url}/api/v1/query_range", params=params).raise_for_status()
-        found: list[dict[str, Any]] = answer.json()["data"]["result"]
-        return found
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[str]:
+    """The URL of a Prometheus that scrapes the server at an address every two seconds until the block ends."""
+    address = f"{HOST}:{free_port()}"
+    job = {"job_name": "genai-server", "static_configs": [{"targets": [target]}]}
+    config = folder / "prometheus.yml"
+    config.write_text(json.dumps({"global": {"scrape_interval": "2s"}, "scrape_configs": [job]}), encoding="utf-8")
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}"]
+    command += [f"--web.listen-address={address}", "--log.level=error"]
+    url = f"http://{address}"
+    with running(command, os.environ, folder / "prometheus.log", lambda: is_answered(f"{url}/-/ready"), _SECONDS):
+        yield url
 
 
-def draw(prometheus: Prometheus, file: Path, seconds: float = 280) -> None:
-    """Write a picture of some panels with their titles, units and legends."""
+def _series(url: str, query: str, seconds: float) -> list[dict[str, Any]]:
+    """The values of a query in the last `seconds`."""
+    now = time.time()
+    params: dict[str, Any] = {"query": query, "start": now - seconds, "end": now, "step": _STEP}
+    answer = httpx.get(f"{url}/api/v1/query_range", params=params).raise_for_status()
+    found: list[dict[str, Any]] = answer.json()["data"]["result"]
+    return found
+
+
+def draw(url: str, file: Path, seconds: float = 280) -> None:
+    """Write a picture of some panels with their titles, units and legends, from the Prometheus at this URL."""
     panels = {panel["title"]: panel for panel in json.loads(_DASHBOARD.read_text(encoding="utf-8"))["panels"]}
     plt.rcParams.update({"font.family": "DejaVu Sans", "font.size": 8, "axes.spines.top": False})
     plt.rcParams.update({"axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e8eb"})
@@ -65,7 +58,7 @@ def draw(prometheus: Prometheus, file: Path, seconds: float = 280) -> None:
         panel = panels[title]
         factor, unit = _UNITS[panel["fieldConfig"]["defaults"]["unit"]]
         stacks = panel["fieldConfig"]["defaults"].get("custom", {}).get("stacking", {}).get("mode") == "normal"
-        lines = [line for target in panel["targets"] for line in _lines(prometheus, target, factor, seconds)]
+        lines = [line for target in panel["targets"] for line in _lines(url, target, factor, seconds)]
         if stacks:
             times = lines[0][1]
             place.stackplot(times, [values[: len(times)] for _, _, values in lines], labels=[each[0] for each in lines])
@@ -80,17 +73,16 @@ def draw(prometheus: Prometheus, file: Path, seconds: float = 280) -> None:
         place.legend(fontsize=7, frameon=False, ncols=4, loc="upper left", bbox_to_anchor=(-0.02, -0.08))
         place.margins(x=0)
     figure.savefig(file, dpi=110)
-    with_few_colours(file)
 
 
 def _lines(
-    prometheus: Prometheus, target: dict[str, Any], factor: float, seconds: float
+    url: str, target: dict[str, Any], factor: float, seconds: float
 ) -> list[tuple[str, list[float], list[float]]]:
     """The name, times and values of each line of a target."""
     query = re.sub(r"\$__rate_interval", "30s", target["expr"])
     query = re.sub(r"\$\w+", ".*", query)
     lines = []
-    for series in prometheus.series(query, seconds):
+    for series in _series(url, query, seconds):
         labels = series["metric"]
         name = target["legendFormat"]
         for label, value in labels.items():

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from playwright.sync_api import Browser
 from rich.console import Console
 from rich.text import Text
-
-from _pictures.colours import with_few_colours
 
 _PAGE = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; background: #fff; }}
@@ -21,56 +19,55 @@ main {{ display: inline-block; padding: 16px 20px; border: 1px solid #d8dade; bo
 pre {{ margin: 0; font: 14px/1.35 "DejaVu Sans Mono", monospace; color: #1c1e21; }}
 .r {{ border-top: 1px solid #d8dade; margin: 12px -20px; }}
 </style><main>{}</main>"""
-_SHELL = "bash --norc --noprofile"
 _SECONDS = 60.0
 
 
 class Terminal:
-    """A terminal of this size in a folder, in which a shell runs."""
+    """A terminal that a tmux server of this name has for itself."""
 
-    def __init__(self, folder: Path, *, columns: int, rows: int) -> None:
-        self._folder, self._size = folder, (columns, rows)
-        self._name = f"pictures-{time.monotonic_ns()}"
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def __enter__(self) -> Terminal:
-        columns, rows = map(str, self._size)
-        size = ("-x", columns, "-y", rows, "-c", str(self._folder), _SHELL)
-        self._tmux("new-session", "-d", "-s", self._name, *size)
-        self._tmux("set-option", "-t", self._name, "status", "off")
-        # A short prompt, on an empty screen.
-        self.type("PS1='$ '; clear")
-        time.sleep(1)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tmux("send-keys", "-t", self._name, "C-c")
-        time.sleep(1)
-        self._tmux("kill-server")
+    def tmux(self, *words: str) -> str:
+        """The output of a command of tmux."""
+        command = ["tmux", "-L", self._name, "-f", "/dev/null", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def type(self, line: str) -> None:
         """Type a line, and Enter."""
-        self._tmux("send-keys", "-t", self._name, "-l", line)
-        self._tmux("send-keys", "-t", self._name, "Enter")
+        self.tmux("send-keys", "-l", line)
+        self.tmux("send-keys", "Enter")
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Wait until the screen shows the text this number of times. Raises TimeoutError after a minute."""
         until = time.monotonic() + _SECONDS
-        while self._tmux("capture-pane", "-p", "-t", self._name).count(text) < times:
+        while (shown := self.tmux("capture-pane", "-p")).count(text) < times:
             if time.monotonic() > until:
-                raise TimeoutError(self._tmux("capture-pane", "-p", "-t", self._name))
+                raise TimeoutError(shown)
             time.sleep(0.2)
 
     def screen(self) -> str:
         """What the screen shows now, from its first line that is a command, with the codes of colours."""
-        shown = self._tmux("capture-pane", "-e", "-p", "-t", self._name)
+        shown = self.tmux("capture-pane", "-e", "-p")
         return shown[shown.find("$ ") :]
 
-    def _tmux(self, *words: str) -> str:
-        """Run a command of a tmux server for this terminal alone."""
-        command = ["tmux", "-L", self._name, "-f", "/dev/null", *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+@contextmanager
+def terminal(folder: Path, *, columns: int, rows: int) -> Iterator[Terminal]:
+    """A terminal of this size in a folder, in which a shell runs, until the block ends."""
+    opened = Terminal(f"pictures-{time.monotonic_ns()}")
+    size = ["-x", str(columns), "-y", str(rows), "-c", str(folder)]
+    opened.tmux("new-session", "-d", *size, "bash --norc --noprofile")
+    try:
+        opened.tmux("set-option", "status", "off")
+        # A short prompt, on an empty screen.
+        opened.type("PS1='$ '; clear")
+        time.sleep(1)
+        yield opened
+    finally:
+        opened.tmux("send-keys", "C-c")
+        time.sleep(1)
+        opened.tmux("kill-server")
 
 
 def save(browser: Browser, file: Path, screens: Sequence[str]) -> None:
@@ -79,7 +76,6 @@ def save(browser: Browser, file: Path, screens: Sequence[str]) -> None:
     page.set_content(_PAGE.format('<div class="r"></div>'.join(map(_html, screens))))
     page.locator("main").screenshot(path=file)
     page.close()
-    with_few_colours(file)
 
 
 def _html(shown: str) -> str:
