@@ -53,7 +53,7 @@ class Comparison:
     """The measurements so far."""
 
     plan: Plan
-    # By the name in the table; a server that is named twice is two.
+    # By the name in the table.
     launches: dict[str, Launch] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
@@ -93,16 +93,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, metavar="N,N…", help="tokens (default: 64,512,2000)")
     parser.add_argument("--clients", type=numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
-    parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server twice, few requests")
+    parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server alone, few requests")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures of new prompts, as .png or .svg")
     arguments = parser.parse_args()
+    work = arguments.work.absolute()
     comparison = Comparison(_plan(arguments))
-    names = arguments.peers or ((OURS, OURS) if arguments.quick else tuple(PEERS))
+    names = arguments.peers or ((OURS,) if arguments.quick else tuple(PEERS))
     gguf = arguments.gguf.absolute() if arguments.gguf is not None else None
     model = Model(arguments.model_dir, arguments.checkpoint, gguf, arguments.real)
-    prepare(comparison, names, arguments.work.absolute(), model)
-    run(comparison, arguments.work.absolute(), arguments.json, with_perplexities=arguments.real)
+    prepare(comparison, names, work, model)
+    run(comparison, work, arguments.json, with_perplexities=arguments.real)
     summaries = summarize(comparison.measurements)
     weights = {name: comparison.weights(name) for name in comparison.launches}
     print(table(rows(summaries, weights, comparison.missing), markdown=True), end="\n\n")
@@ -128,22 +129,18 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 def prepare(comparison: Comparison, names: tuple[str, ...], work: Path, model: Model) -> None:
     """Build the servers, and note those that cannot be built."""
     for name in names:
-        copies = sum(each.partition(" (")[0] == name for each in (*comparison.launches, *comparison.missing))
-        label = f"{name} ({copies + 1})" if copies else name
-        folder = _folder(work, label)
+        folder = work / name.lower()
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            comparison.launches[label] = PEERS[name](folder, model)
+            comparison.launches[name] = PEERS[name](folder, model)
         except (PeerUnavailable, OSError, ValueError) as error:
-            comparison.missing[label] = str(error)
+            comparison.missing[name] = str(error)
 
 
 def perplexity_of(launch: Launch, url: str) -> str:
     """The perplexity of a running server, or why it is not known."""
-    if launch.perplexity is None:
-        return "unknown"
     try:
-        return f"{launch.perplexity(url):.3f}"
+        return f"{launch.perplexity(url):.3f}" if launch.perplexity is not None else "unknown"
     except PeerUnavailable as error:
         return f"unknown ({error})"
 
@@ -159,7 +156,7 @@ def run(comparison: Comparison, work: Path, raw: Path | None, *, with_perplexiti
                     continue
                 print(f"round {number + 1} of {comparison.plan.rounds}: {label}", flush=True)
                 try:
-                    with served(launch, _folder(work, label)) as url:
+                    with served(launch, work / label.lower()) as url:
                         comparison.measurements += asyncio.run(measure(label, url, comparison.plan, number))
                         if with_perplexities and label not in comparison.perplexities:
                             comparison.perplexities[label] = perplexity_of(launch, url)
@@ -169,10 +166,6 @@ def run(comparison: Comparison, work: Path, raw: Path | None, *, with_perplexiti
                     raw.write_text(json.dumps(comparison.as_json(), indent=2) + "\n", encoding="utf-8")
     except KeyboardInterrupt:
         print("interrupted")
-
-
-def _folder(work: Path, label: str) -> Path:
-    return work / label.lower().replace(" ", "-")
 
 
 def _processor() -> str:

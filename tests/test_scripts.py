@@ -51,7 +51,6 @@ def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
     assert "int8, perplexity " in printed
     assert "perplexity unknown" not in printed
     assert "tokens/s, 2 clients" in printed
-    assert "genai-server (2)" in printed
     assert "NOT COMPARABLE" not in printed
     assert {each["failed"] for each in json.loads(files[0].read_text(encoding="utf-8"))["summaries"]} == {0}
     assert "<svg" in files[1].read_text(encoding="utf-8")
