@@ -22,9 +22,7 @@ from _models.table import table
 BLOCK_TOKENS = 16
 # Of a replica's cache.
 NUM_BLOCKS = 4096
-# Bytes of a replica's /metrics, which are read each second, and of an event's share for one block: its hash and tokens,
-# or its hash alone.
-METRICS_BYTES = 40_000
+# Bytes of an event's share for one block: its hash and tokens, or its hash alone.
 STORED_BYTES, REMOVED_BYTES = 9 + 3 * BLOCK_TOKENS, 9
 # Of the conversations: different system prompts for each replica, and the exponent of their frequency; lengths in
 # blocks of system prompts, and of what a turn adds by the user and by the answer.
@@ -39,7 +37,7 @@ RATE, RUNS = 1.0, (1.0, 5.0)
 MAX_COMPARED, WORTH = 8, 16
 HEAD = [
     *("replicas", "policy", "tokens found in the cache", "other requests, mean and p99"),
-    *("router's operations a request", "metrics, MB/s", "events, MB/s", "blocks in the index"),
+    *("router's operations a request", "events, MB/s", "blocks in the index"),
 ]
 
 
@@ -139,10 +137,10 @@ class Router:
         pair = (self.any_replica(), self.any_replica())
         return min(pair, key=lambda index: self.replicas[index].running)
 
-    def of_session(self, conversation: int) -> int:
+    def of_session(self, request: Request) -> int:
         """The replica where a conversation was before, by a hash of its id."""
         self.work += 1
-        return random.Random(conversation).randrange(len(self.replicas))
+        return random.Random(request.conversation).randrange(len(self.replicas))
 
     def with_prefix(self, request: Request) -> int:
         """The replica with the least missing blocks and running requests, of some with the longest prefix and two
@@ -177,12 +175,13 @@ class Router:
                 del self.holders[block]
 
 
-# How a router chooses; and whether it reads the replicas' metrics and follows their events.
-POLICIES: dict[str, tuple[Callable[[Router, Request], int], bool, bool]] = {
-    "random": (lambda router, _: router.any_replica(), False, False),
-    "two choices": (lambda router, _: router.less_loaded(), True, False),
-    "session": (lambda router, request: router.of_session(request.conversation), False, False),
-    "prefix": (Router.with_prefix, True, True),
+# How a router chooses. Only one policy follows the replicas' events.
+PREFIX = "prefix"
+POLICIES: dict[str, Callable[[Router, Request], int]] = {
+    "random": lambda router, _: router.any_replica(),
+    "two choices": lambda router, _: router.less_loaded(),
+    "session": Router.of_session,
+    PREFIX: Router.with_prefix,
 }
 
 
@@ -190,7 +189,6 @@ def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: 
     """The row of the table for one policy, by which a trace is run. “Other requests” are those that run on the chosen
     replica, “operations” are the router's hashes and look-ups, and bytes are what the router receives.
     """
-    choose, has_metrics, has_events = POLICIES[policy]
     replicas = [Replica() for _ in range(num_replicas)]
     router = Router(replicas, random.Random(seed))
     ends: list[tuple[float, int]] = []
@@ -200,9 +198,9 @@ def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: 
     for number, request in enumerate(requests):
         while ends and ends[0][0] <= request.at:
             replicas[heapq.heappop(ends)[1]].running -= 1
-        index = choose(router, request)
+        index = POLICIES[policy](router, request)
         found, stored, removed = replicas[index].serve(request)
-        if has_events:
+        if policy == PREFIX:
             router.learn(index, stored, removed)
         replicas[index].running += 1
         heapq.heappush(ends, (request.at + request.seconds, index))
@@ -211,12 +209,11 @@ def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: 
             crowds.append(replicas[index].running)
             running.append(len(ends) / num_replicas)
     num_bytes = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
-    events = num_bytes / (requests[-1].at - requests[0].at) if has_events else 0.0
-    metrics = METRICS_BYTES * num_replicas if has_metrics else 0.0
+    events = num_bytes / (requests[-1].at - requests[0].at) if policy == PREFIX else 0.0
     return [
         *(f"{num_replicas:,}", policy, f"{hits / asked:.1%}"),
         f"{statistics.mean(running):.1f}, {statistics.quantiles(crowds, n=100)[-1]:.0f}",
-        *(f"{router.work / len(requests):,.0f}", f"{metrics / 1e6:.2f}", f"{events / 1e6:.2f}"),
+        *(f"{router.work / len(requests):,.0f}", f"{events / 1e6:.2f}"),
         f"{sum(map(len, router.holders.values())):,}",
     ]
 
