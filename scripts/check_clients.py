@@ -20,12 +20,11 @@ from _clients.client import Client, Place, Result
 from _clients.coding_agents import CODING_AGENTS
 from _clients.installation import install, installed_version
 from _clients.libraries import LIBRARIES, QUICK
-from _clients.report import merged, placed, rows
+from _clients.report import MARK, merged, rows
 from _clients.samples import MODELS, SCRIPTED
 from _load.server import HOST, REPOSITORY, run_server
-from _models.table import table
+from _models.table import table, write_between
 from _peers.environment import PeerUnavailable
-from _templates.replay import faults
 
 # By their names on the command line.
 CLIENTS = {client.name.replace("`", ""): client for client in (*LIBRARIES, *CODING_AGENTS, *APPLICATIONS)}
@@ -56,8 +55,8 @@ def main() -> int:
     results = check(clients, work, quick=arguments.quick)
     print(table(rows(results), markdown=True))
     if arguments.write:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(placed(page, table(merged(page, results), markdown=True)), encoding="utf-8")
+        whole = merged(PAGE.read_text(encoding="utf-8"), results)
+        write_between(PAGE, MARK, table(whole, markdown=True) + "\n")
     return 1 if any(result.failed for result in results) else 0
 
 
@@ -73,7 +72,7 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
             try:
                 commands = Path(sys.executable).parent if quick else install(client, folder)
                 version = installed_version(client, Path(sys.prefix) if quick else folder)
-                checks = client.check(Place(folder, commands, url, models_url, faults))
+                checks = client.check(Place(folder, commands, url, models_url))
             except (PeerUnavailable, OSError, ValueError) as error:
                 results.append(Result(client.name, "", missing=str(error)))
             else:

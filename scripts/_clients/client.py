@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class Place:
     # The URLs of the scripted model's server and of the demo models', without /v1.
     url: str
     models_url: str
-    # What is wrong with the prompts that a body becomes with other models' templates; of a path and the body.
-    faults: Callable[[str, dict[str, Any]], list[str]]
 
 
 @dataclass(frozen=True)

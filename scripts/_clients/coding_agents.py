@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from _templates.replay import faults
+
 from genai_server.tools.launch_command import PROGRAMS
 
 from .client import Check, Client, Place
@@ -45,35 +47,30 @@ class Agent:
     options: Sequence[str] = ()
     more: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str, Any] | None = None
-    window_options: Sequence[str] = ()
-    window: str = ""
-    searches: bool = False
 
     def call(self, file: Path) -> str:
         """The command with which the model makes the call that reads this file."""
-        return _calling(json.dumps(self.reads).replace("$FILE", str(file)).replace("$NAME", file.name))
+        call = json.dumps(self.reads).replace("$FILE", str(file)).replace("$NAME", file.name)
+        return f"say <tool_call>⏎{call}⏎</tool_call>"
 
 
-def _run(
-    agent: Agent, place: Place, prompt: str, *, by_hand: bool = False, options: Sequence[str] | None = None
-) -> Ended:
+def _run(agent: Agent, place: Place, prompt: str, *, by_hand: bool = False) -> Ended:
     """Run the agent in the scratch folder: by `genai-server launch` if it knows the agent, or by its recipe. A file
     there, prompt.txt, has the prompt as well.
     """
-    options = agent.options if options is None else options
     (_scratch(place) / "prompt.txt").write_text(f"{prompt}\n", encoding="utf-8")
     environment = {
         "PATH": f"{place.commands}{os.pathsep}{os.environ['PATH']}",
-        "PROMPT": "Hello." if "<prompt.txt" in options else prompt,
+        "PROMPT": "Hello." if "<prompt.txt" in agent.options else prompt,
         "TERM": "dumb",
         **agent.more,
     }
     if by_hand or (program := _LAUNCHED.get(agent.name)) is None:
-        lines = recipe(agent.name, place.url, *options)
+        lines = recipe(agent.name, place.url, *agent.options)
     else:
         command = str(Path(sys.executable).with_name("genai-server"))
         launch = [command, "launch", program.name, "--url", place.url, "--", *program.ask]
-        lines = " ".join([*map(shlex.quote, launch), '"$PROMPT"', *options])
+        lines = " ".join([*map(shlex.quote, launch), '"$PROMPT"', *agent.options])
     return run(["sh", "-c", f"set -e\n{lines}"], environment, _scratch(place), _SECONDS)
 
 
@@ -83,10 +80,6 @@ def _scratch(place: Place) -> Path:
 
 def _key() -> str:
     return f"key-{secrets.token_hex(6)}"
-
-
-def _calling(call: str) -> str:
-    return f"say <tool_call>⏎{call}⏎</tool_call>"
 
 
 def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
@@ -102,12 +95,7 @@ def _check(agent: Agent, place: Place) -> list[Check]:
     answered = Check("answers", _answers(_run(agent, place, _SAID, by_hand=True), _HEARD))
     if agent.reads is None:
         return [answered, _writes(agent, place)]
-    checks = [answered, _reads(agent, place), *_ten_turns(agent, place)]
-    if agent.window:
-        checks.append(_knows_its_window(agent, place))
-    if agent.searches:
-        checks.append(_finds_a_tool(agent, place))
-    return checks
+    return [answered, _reads(agent, place), *_ten_turns(agent, place)]
 
 
 def _writes(agent: Agent, place: Place) -> Check:
@@ -143,38 +131,17 @@ def _ten_turns(agent: Agent, place: Place) -> list[Check]:
     return [
         Check("reads ten files one after another", _answers(ended, _READ)),
         Check("no request is refused", "; ".join(through.refusals)[:300]),
-        Check("its first and tenth request fit the templates of other models", _replayed(through, place)),
+        Check("its first and tenth request fit the templates of other models", _replayed(through)),
     ]
 
 
-def _replayed(recorded: Relay, place: Place) -> str:
+def _replayed(recorded: Relay) -> str:
     """Why a request does not fit the templates; "" if all do."""
     bodies = recorded.asked("script after")
     if len(bodies) < _TURNS:
         return f"it asked {len(bodies)} times only"
-    found = [fault for path, body in (bodies[0], bodies[_TURNS - 1]) for fault in place.faults(path, body)]
+    found = [fault for path, body in (bodies[0], bodies[_TURNS - 1]) for fault in faults(path, body)]
     return "; ".join(found)[:500]
-
-
-def _knows_its_window(agent: Agent, place: Place) -> Check:
-    ended = _run(agent, place, _SAID, by_hand=True, options=agent.window_options)
-    records = [path.read_text(encoding="utf-8") for path in _scratch(place).rglob("*.jsonl")]
-    is_written = any(agent.window in text for text in [ended.output, *records])
-    return Check("knows its window", "" if is_written else ended.why or f"it writes no {agent.window}")
-
-
-def _finds_a_tool(agent: Agent, place: Place) -> Check:
-    search = {"name": "ToolSearch", "arguments": {"query": "select:TaskStop"}}
-    stop = {"name": "TaskStop", "arguments": {"task_id": "none"}}
-    script = (
-        f"script: {_calling(json.dumps(search))}\n"
-        f"script after <function>: {_calling(json.dumps(stop))}\n"
-        # What the result of a tool says that knows no such task.
-        "script after tool_use_error: say I have⏎read it"
-    )
-    with relay(place.url) as through:
-        ended = _run(agent, replace(place, url=through.url), script)
-    return Check("finds a tool by its search and calls it", _answers(ended, _READ) or "; ".join(through.refusals)[:300])
 
 
 def _client(name: str, package: str, npm: bool = True, postinstall: str = "", python: str = "", **row: Any) -> Client:

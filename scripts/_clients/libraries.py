@@ -38,8 +38,7 @@ def _command(program: str, place: Place) -> list[str | Path]:
     # Node.js looks for packages above the program.
     for path in _PROGRAMS.glob("*.mjs"):
         shutil.copy(path, place.folder)
-    own = place.commands / "node"
-    return [own if own.exists() else "node", place.folder / program]
+    return [place.commands / "node", place.folder / program]
 
 
 LIBRARIES = tuple(library(**row) for row in tomllib.loads(_TABLE.read_text(encoding="utf-8"))["library"])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from .client import Result
 
-BEGIN, END = "<!-- scripts/check_clients.py --write: begin -->\n", "<!-- end -->\n"
+# The name of the marks around the table.
+MARK = "scripts/check_clients.py --write"
 _HEAD = ["client", "version", "what was run", "run", "passed", "failed", "why"]
 _LONGEST = 240
 
@@ -34,13 +35,7 @@ def _cell(text: str) -> str:
 
 def merged(page: str, results: Sequence[Result]) -> list[list[str]]:
     """The table in a page's text, with these results. Rows of other clients stay."""
-    old = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
+    old = page.partition(f"<!-- {MARK} -->\n")[2].partition("<!-- end of")[0].strip().splitlines()[2:]
     found = {result.name: _row(result) for result in results}
     kept = [[cell.strip() for cell in line.strip("|").split(" |")] for line in old]
     return [_HEAD, *(found.pop(row[0]) if row[0] in found else row for row in kept), *found.values()]
-
-
-def placed(page: str, written: str) -> str:
-    """The page's text with this table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{written}\n{END}{rest.partition(END)[2]}"
