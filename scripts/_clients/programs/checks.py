@@ -38,7 +38,6 @@ PARIS_JSON = json.dumps(PARIS.model_dump())
 ANSWER = f"say {PARIS_JSON}"
 WEATHER = "21 degrees"
 
-
 # The demo models for embeddings and reranking know which of these the question means: the first.
 QUESTION = "Which of these is about France?"
 ABOUT = ["Paris is the capital of France.", "It will rain all afternoon.", "The cat sleeps on the sofa."]

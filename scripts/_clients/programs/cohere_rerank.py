@@ -9,8 +9,7 @@ names = recipe()
 
 def check_rerank_of_ClientV2() -> None:
     found = names["client"].rerank(model="scores", query=QUESTION, documents=ABOUT, top_n=2)
-    equal([result.index for result in found.results][0], 0)
-    equal(len(found.results), 2)
+    equal((found.results[0].index, len(found.results)), (0, 2))
 
 
 def check_rerank_of_Client() -> None:

@@ -1,6 +1,5 @@
 """Ollama's Python client."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -30,14 +29,6 @@ def check_stream() -> None:
     chunks = list(client.chat(**_ask("count 5"), stream=True))
     equal("".join(chunk.message.content for chunk in chunks), "1, 2, 3, 4, 5")
     equal([chunk.done for chunk in chunks if chunk.done], [True])
-
-
-def check_async_stream() -> None:
-    async def collected() -> str:
-        stream = await ollama.AsyncClient(host=URL).chat(**_ask("count 5"), stream=True)
-        return "".join([chunk.message.content async for chunk in stream])
-
-    equal(asyncio.run(collected()), "1, 2, 3, 4, 5")
 
 
 def check_generate() -> None:
@@ -80,29 +71,17 @@ def check_an_image() -> None:
         messages = [{"role": "user", "content": checks.WHAT, **({"images": images} if images else {})}]
         return int(pictured.chat(checks.IMAGES_MODEL, messages, options=few).prompt_eval_count)
 
-    def generated(*images: str) -> int:
-        return int(
-            pictured.generate(checks.IMAGES_MODEL, checks.WHAT, images=images or None, options=few).prompt_eval_count
-        )
-
     equal(tokens(checks.PICTURE) - tokens(), checks.PICTURE_TOKENS)
-    equal(generated(checks.PICTURE) - generated(), checks.PICTURE_TOKENS)
     equal("vision" in pictured.show(checks.IMAGES_MODEL).capabilities, True)
 
 
 def check_errors() -> None:
-    for ask, status in (
-        (lambda: client.chat("gpt-9"), 404),
-        (lambda: client.embed(checks.MODEL, "x"), 400),
-        (lambda: client.delete(checks.MODEL), 400),
-        (lambda: list(client.chat("gpt-9", stream=True)), 404),
-    ):
-        try:
-            ask()
-        except ollama.ResponseError as error:
-            equal((error.status_code, bool(error.error)), (status, True))
-        else:
-            raise AssertionError("it was not refused")
+    try:
+        client.chat("gpt-9")
+    except ollama.ResponseError as error:
+        equal((error.status_code, bool(error.error)), (404, True))
+    else:
+        raise AssertionError("it was not refused")
 
 
 run(globals())
