@@ -94,8 +94,6 @@ class Replica:
 
     def __init__(self) -> None:
         self.running = 0
-        self.num_stored = 0
-        self.num_removed = 0
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def serve(self, request: Request) -> tuple[int, list[int], list[int]]:
@@ -111,8 +109,6 @@ class Replica:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
         removed = [self._blocks.popitem(last=False)[0] for _ in range(max(0, len(self._blocks) - NUM_BLOCKS))]
-        self.num_stored += len(stored)
-        self.num_removed += len(removed)
         return hits, stored, removed
 
 
@@ -126,6 +122,7 @@ class Router:
     def __init__(self, replicas: Sequence[Replica], chance: random.Random) -> None:
         self.replicas, self.chance, self.work = replicas, chance, 0
         self.holders: dict[int, dict[int, None]] = {}
+        self.event_bytes = 0
 
     def any_replica(self) -> int:
         """The index of a random replica."""
@@ -166,7 +163,8 @@ class Router:
         return WORTH * self.replicas[index].running + len(request.blocks) - found
 
     def learn(self, index: int, stored: Sequence[int], removed: Sequence[int]) -> None:
-        """A replica's cache has changed."""
+        """A replica's cache has changed, as its events say."""
+        self.event_bytes += len(stored) * STORED_BYTES + len(removed) * REMOVED_BYTES
         for block in stored:
             self.holders.setdefault(block, {})[index] = None
         for block in removed:
@@ -208,8 +206,7 @@ def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: 
             hits, asked = hits + found, asked + len(request.blocks)
             crowds.append(replicas[index].running)
             running.append(len(ends) / num_replicas)
-    num_bytes = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
-    events = num_bytes / (requests[-1].at - requests[0].at) if policy == PREFIX else 0.0
+    events = router.event_bytes / (requests[-1].at - requests[0].at)
     return [
         *(f"{num_replicas:,}", policy, f"{hits / asked:.1%}"),
         f"{statistics.mean(running):.1f}, {statistics.quantiles(crowds, n=100)[-1]:.0f}",

@@ -35,10 +35,6 @@ class Books:
     broken: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
-    def count(self, kind: str, end: str) -> None:
-        """Count the end of a request."""
-        self.ends[kind, end] += 1
-
     def accuse(self, promise: str, details: str) -> None:
         """Note a broken promise."""
         self.broken[promise] += 1
@@ -81,7 +77,7 @@ class Clients:
                 if self.is_stopping and not isinstance(error, WrongAnswer):
                     await asyncio.sleep(_PAUSE)
                     continue
-                self.books.count(kind, "no terminal answer")
+                self.books.ends[kind, "no terminal answer"] += 1
                 self.books.accuse("one terminal answer for each request", f"{kind}: {type(error).__name__}: {error}")
 
     async def undisturbed(self) -> None:
@@ -94,7 +90,7 @@ class Clients:
         asked = wrong(self._chance)
         response = await ask(self._port, "POST", asked.path, asked.body, JSON)
         code = error_code(response.status, bytes(response.body))
-        self.books.count("wrong", f"refused with {response.status}")
+        self.books.ends["wrong", f"refused with {response.status}"] += 1
         if response.status != asked.expected and not (response.status == 503 and code in self.excused):
             details = f"{asked.path} {asked.body[:200]!r}: {response.status} {code}"
             self.books.accuse("bad requests are refused as such", details)
@@ -105,9 +101,9 @@ class Clients:
         try:
             async with asyncio.timeout(self._chance.choice((0.003, 0.003, 0.01, 0.05, 0.3, 1.0))):
                 await ask(self._port, "POST", asked.path, asked.body, JSON)
-            self.books.count("leaver", "ended before")
+            self.books.ends["leaver", "ended before"] += 1
         except TimeoutError:
-            self.books.count("leaver", "left")
+            self.books.ends["leaver", "left"] += 1
 
     async def terminated(self) -> None:
         """Expects that the operator ends its generation."""
@@ -161,7 +157,7 @@ class Clients:
         number = self._chance.choice(list(self._references))
         answer = await self._answer(on_demand(question(number), model))
         if answer.end != "finished" and answer.reason in _LOADING:
-            self.books.count("visitor", f"{answer.end}: {answer.reason}")
+            self.books.ends["visitor", f"{answer.end}: {answer.reason}"] += 1
         else:
             self._compare("visitor", number, answer)
 
@@ -170,11 +166,11 @@ class Clients:
         data = b"" if body is None else json.dumps(body).encode()
         response = await ask(self._port, method, path, data, JSON)
         if response.status == 200:
-            self.books.count("conversation", f"{method} finished")
+            self.books.ends["conversation", f"{method} finished"] += 1
             found: dict[str, Any] = response.json()
             return found
         code = error_code(response.status, bytes(response.body))
-        self.books.count("conversation", f"{method} refused: {code}")
+        self.books.ends["conversation", f"{method} refused: {code}"] += 1
         if code not in self.excused:
             self.books.accuse("what is right is answered", f"{method} {path}: {response.status} {code}")
         return None
@@ -186,7 +182,7 @@ class Clients:
 
     def _count(self, kind: str, answer: Answer) -> bool:
         """Count an answer; returns whether it is complete."""
-        self.books.count(kind, answer.end if answer.end == "finished" else f"{answer.end}: {answer.reason}")
+        self.books.ends[kind, answer.end if answer.end == "finished" else f"{answer.end}: {answer.reason}"] += 1
         if answer.end == "finished":
             return answer.reason != "terminated"
         if answer.reason not in self.excused:
