@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from _models.arguments import numbers
 from _models.table import table
@@ -64,13 +63,6 @@ class Comparison:
         found = self.perplexities.get(name)
         return self.launches[name].weights + (f", perplexity {found}" if found else "")
 
-    def as_json(self) -> dict[str, Any]:
-        """All figures of each round, as `genai-server bench --json` writes them, and the servers."""
-        servers = {
-            name: {"version": each.version, "weights": self.weights(name)} for name, each in self.launches.items()
-        }
-        return {**as_json(self.report(self.measurements)), "servers": servers, "missing": self.missing}
-
     def report(self, measurements: list[Measurement]) -> Report:
         """These measurements as a report of `genai-server bench`."""
         return Report(self.plan, [TargetInfo(name, "", None) for name in self.launches], measurements)
@@ -94,7 +86,7 @@ def main() -> None:
     parser.add_argument("--clients", type=numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
     parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server alone, few requests")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round, as `bench` does")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures of new prompts, as .png or .svg")
     arguments = parser.parse_args()
     work = arguments.work.absolute()
@@ -103,7 +95,10 @@ def main() -> None:
     gguf = arguments.gguf.absolute() if arguments.gguf is not None else None
     model = Model(arguments.model_dir, arguments.checkpoint, gguf, arguments.real)
     prepare(comparison, names, work, model)
-    run(comparison, work, arguments.json, with_perplexities=arguments.real)
+    run(comparison, work, with_perplexities=arguments.real)
+    if arguments.json is not None:
+        figures = as_json(comparison.report(comparison.measurements))
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     summaries = summarize(comparison.measurements)
     weights = {name: comparison.weights(name) for name in comparison.launches}
     print(table(rows(summaries, weights, comparison.missing), markdown=True), end="\n\n")
@@ -145,7 +140,7 @@ def perplexity_of(launch: Launch, url: str) -> str:
         return f"unknown ({error})"
 
 
-def run(comparison: Comparison, work: Path, raw: Path | None, *, with_perplexities: bool) -> None:
+def run(comparison: Comparison, work: Path, *, with_perplexities: bool) -> None:
     """Measure round by round, and each server's perplexity once. Ctrl-C ends it, and what is measured by then is
     reported.
     """
@@ -162,8 +157,6 @@ def run(comparison: Comparison, work: Path, raw: Path | None, *, with_perplexiti
                             comparison.perplexities[label] = perplexity_of(launch, url)
                 except (PeerUnavailable, AnswerError) as error:
                     comparison.missing[label] = str(error)
-                if raw is not None:
-                    raw.write_text(json.dumps(comparison.as_json(), indent=2) + "\n", encoding="utf-8")
     except KeyboardInterrupt:
         print("interrupted")
 

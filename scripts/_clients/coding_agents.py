@@ -1,4 +1,4 @@
-"""Coding agents: each answers, and does one thing to a file of a scratch folder.
+"""Coding agents: each answers, and reads files of a scratch folder or writes one.
 
 For the first it is started by the lines of docs/guides/coding-agents.md, for the second by `genai-server launch` if
 that knows it. coding_agents.toml has their packages and options.
@@ -95,7 +95,7 @@ def _check(agent: Agent, place: Place) -> list[Check]:
     answered = Check("answers", _answers(_run(agent, place, _SAID, by_hand=True), _HEARD))
     if agent.reads is None:
         return [answered, _writes(agent, place)]
-    return [answered, _reads(agent, place), *_ten_turns(agent, place)]
+    return [answered, *_ten_turns(agent, place)]
 
 
 def _writes(agent: Agent, place: Place) -> Check:
@@ -106,16 +106,10 @@ def _writes(agent: Agent, place: Place) -> Check:
     return Check("writes a file", "" if written else ended.why or "the file differs from the request")
 
 
-def _reads(agent: Agent, place: Place) -> Check:
-    """The agent is instructed to call its tool that reads a file, and continues once the model has seen the file."""
-    key, file = _key(), _scratch(place) / "key.txt"
-    file.write_text(f"{key}\n", encoding="utf-8")
-    ended = _run(agent, place, f"script: {agent.call(file)}\nscript after {key}: say I have⏎read it")
-    return Check("calls a tool that reads a file", _answers(ended, _READ))
-
-
 def _ten_turns(agent: Agent, place: Place) -> list[Check]:
-    """The agent reads one file after another, each in a turn of its own. Its requests are recorded and replayed."""
+    """The agent is instructed to call its tool that reads a file, and to call it for the next one once the model has
+    seen the file. Its requests are recorded and replayed.
+    """
     keys = [_key() for _ in range(_TURNS)]
     files = [_scratch(place) / f"{key}.txt" for key in keys]
     for key, file in zip(keys, files, strict=True):
