@@ -77,7 +77,6 @@ def _check_open_webui(place: Place) -> list[Check]:
             checks = [
                 _check("chat", lambda: webui.chat(_MODEL)),
                 _check("stream", lambda: webui.stream(_MODEL)),
-                _check("a title for a chat", webui.title),
             ]
             webui.connect(place.url, place.models_url)
             return [
@@ -142,14 +141,8 @@ class _OpenWebUI:
 
     def stream(self, model: str) -> None:
         """Ask for an answer in pieces."""
-        text = self._post("/api/chat/completions", model, "say hello", stream=True).text
+        text = self._post(model, "say hello", stream=True).text
         _equal((text.count("data: ") > 2, text.rstrip().rpartition("\n")[2]), (True, "data: [DONE]"))
-
-    def title(self) -> None:
-        """Ask for a chat's title, as its page does after the first answer."""
-        prompt = 'Hello.\nscript: say {"title": "Hello"}'
-        answer = self._post("/api/v1/tasks/title/completions", _MODEL, prompt)
-        _equal(_said(answer.json()), '{"title": "Hello"}')
 
     def image(self) -> None:
         """Ask about an image, and count its tokens."""
@@ -178,12 +171,12 @@ class _OpenWebUI:
         _equal((found, _said(answer)), ([_MEANT], _ANSWER))
 
     def _answer(self, model: str, content: object, **more: object) -> dict[str, Any]:
-        answer: dict[str, Any] = self._post("/api/chat/completions", model, content, **more).json()
+        answer: dict[str, Any] = self._post(model, content, **more).json()
         return answer
 
-    def _post(self, path: str, model: str, content: object, **more: object) -> httpx.Response:
-        messages = [{"role": "user", "content": content}]
-        return self._client.post(path, json={"model": model, "messages": messages, "stream": False, **more})
+    def _post(self, model: str, content: object, **more: object) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": content}], "stream": False, **more}
+        return self._client.post("/api/chat/completions", json=body)
 
 
 def _said(answer: dict[str, Any]) -> object:

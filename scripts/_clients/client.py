@@ -45,19 +45,3 @@ class Client:
     postinstall: str = ""
     # The command of the Python that runs it, if not this one.
     python: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a client."""
-
-    name: str
-    version: str
-    checks: tuple[Check, ...] = ()
-    # Why no check was made; "" if some were.
-    missing: str = ""
-
-    @property
-    def failed(self) -> list[Check]:
-        """The checks that failed."""
-        return [check for check in self.checks if check.why]

@@ -67,11 +67,7 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str], folder: P
         except subprocess.TimeoutExpired:
             pass
         finally:
-            _end(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return Ended(status, *(path.read_text(encoding="utf-8", errors="replace") for path in (output, errors)))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
