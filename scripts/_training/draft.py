@@ -7,7 +7,6 @@ read in one pass: each sees the text up to its chosen token, and the masks betwe
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import random
@@ -25,7 +24,7 @@ from transformers import LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches
 from .conversations import plain_chat
-from .shared import Budget, Course, optimizers_of, small_llama, update
+from .shared import SEED, THREADS, Budget, Course, optimizers_of, small_llama, update
 from .template import SOURCE
 from .text import CONTEXT
 
@@ -37,42 +36,38 @@ DEPTH, CHOSEN = 8, 2
 SPARE = 32
 LONGEST = 224
 BATCH_TOKENS, BATCHES_PER_STEP = 512, 1
-PEAK_RATE = 6e-3
+RATE = 6e-3
 
 
-def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+def make(budget: Budget, work: Path, fresh: Path) -> None:
     """Model, training, and export as of a published checkpoint."""
-    torch.manual_seed(arguments.seed)
+    torch.manual_seed(SEED)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    model = make_model(tokenizer.get_vocab_size())
+    vocabulary = tokenizer.get_vocab_size()
+    # The mask token is behind the tokens of the demo model's tokenizer.
+    model = small_llama("draft", vocab_size=vocabulary + SPARE, pard_token=vocabulary)
     save_tokenizer(tokenizer, work, SOURCE, CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
-    train(model, tokenizer, seed=arguments.seed, budget=budget)
+    train(model, tokenizer, budget)
     model.save_pretrained(work)
     program = REPOSITORY / ".venv" / "bin" / "genai-server"
-    command: list[str | Path] = [program, "export", work, "--to", fresh, "--python", sys.executable]
-    command += ["--precision", arguments.precision]
-    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    options = ["--python", sys.executable, "--precision", "int8"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    subprocess.run([program, "export", work, "--to", fresh, *options], check=True, env=environment)
     for name in (".genai-server.json", "export.log", "quality.json"):  # the export's own notes
         (fresh / name).unlink(missing_ok=True)
 
 
-def make_model(vocabulary: int) -> LlamaForCausalLM:
-    """The draft model with random weights, and a mask token behind the tokens of the demo model's tokenizer."""
-    return small_llama("draft", vocab_size=vocabulary + SPARE, pard_token=vocabulary)
-
-
-def train(model: LlamaForCausalLM, tokenizer: Tokenizer, *, seed: int, budget: Budget) -> None:
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     encoder = Encoder(tokenizer, LONGEST)
-    batches = training_batches(encoder, random.Random(seed), BATCH_TOKENS, plain_chat)
-    validation = training_batches(encoder, random.Random(seed + 1), BATCH_TOKENS, plain_chat)
+    batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS, plain_chat)
+    validation = training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS, plain_chat)
     kept = [next(validation) for _ in range(8)]
-    parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
+    parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     torch.set_num_threads(1)
-    optimizers = optimizers_of(model, [model.model.layers], PEAK_RATE, decay=0.0, threads=budget.threads)
-    course = Course(budget, optimizers, PEAK_RATE, "tokens", evaluate=lambda: report(model, kept, seed))
+    optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0)
+    course = Course(budget, optimizers, RATE, "tokens", evaluate=lambda: report(model, kept))
     for _ in course.steps():
         learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
         total = sum(float(batch.weights.sum()) for batch in learned)
@@ -135,11 +130,11 @@ def _attention(chosen: torch.Tensor, length: int) -> torch.Tensor:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def report(model: LlamaForCausalLM, batches: list[Batch], seed: int) -> None:
+def report(model: LlamaForCausalLM, batches: list[Batch]) -> None:
     """Print the share of right tokens, for each place of a draft."""
     right, asked = torch.zeros(DEPTH), torch.zeros(DEPTH)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(SEED)
         for batch in batches:
             logits, masked, targets, weights = predict(model, batch)
             right[0] += ((logits.argmax(-1) == batch.targets) & (batch.weights > 0)).sum()

@@ -8,7 +8,6 @@ Each run gives other weights: the trainer of the tokenizer breaks ties at random
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -26,7 +25,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
-from .shared import Budget, Course, descend
+from .shared import SEED, THREADS, Budget, Course, descend
 from .tables import ALIASES, CAPITALS, ENDPOINTS, SETTINGS, expand, table
 
 VOCABULARY, LONGEST, MAX_TOKENS = 2400, 32, 256
@@ -46,24 +45,21 @@ class Topic:
     texts: tuple[str, ...]
 
 
-def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+def make(budget: Budget, work: Path, fresh: Path) -> None:
     """Tokenizer, both models, export to two folders in `fresh`."""
-    torch.manual_seed(arguments.seed)
-    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(THREADS)
     known = topics()
     tokenizer = make_tokenizer(known)
-    budget = Budget(20 if arguments.quick else arguments.steps, arguments.minutes)
-    embeddings = train_embeddings(tokenizer, known, budget, arguments.seed)
+    embeddings = train_embeddings(tokenizer, known, budget)
     share = share_of_nearest(embeddings, tokenizer, known)
     print(f"{share:.0%} of the held-out queries have a text of their topic as the nearest")
     save(embeddings, tokenizer, work / "embeddings", reranks=False)
-    reranker = train_reranker(tokenizer, known, budget, arguments.seed, embeddings)
+    reranker = train_reranker(tokenizer, known, budget, embeddings)
     save(reranker, tokenizer, work / "reranker", reranks=True)
     for name in ("embeddings", "reranker"):
         command = [sys.executable, str(EXPORT), str(work / name), str(fresh / f"demo-{name}"), "fp32"]
         subprocess.run(command, check=True)
-    if arguments.record:
-        record(work, arguments.record)
 
 
 def record(work: Path, file: Path) -> None:
@@ -132,13 +128,13 @@ def make_config(tokenizer: Tokenizer, **settings: int) -> BertConfig:
     return BertConfig(vocab_size=tokenizer.get_vocab_size(), **table("models")["pooled"], **settings)
 
 
-def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int) -> BertModel:
+def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget) -> BertModel:
     """A model whose vectors of a topic's query and text are near each other, and far from those of other topics.
 
     The loss is that of InfoNCE with all other texts of the batch, for the whole vector and for its beginnings.
     """
     model = BertModel(make_config(tokenizer), add_pooling_layer=False)
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     for course, optimizer in _courses(model, budget, RATE):
         pairs = _pairs(topics, rng, PAIRS)
         queries, texts = (_vectors(model, tokenizer, side) for side in zip(*pairs, strict=True))
@@ -153,7 +149,7 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
 
 
 def train_reranker(
-    tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int, first: BertModel
+    tokenizer: Tokenizer, topics: list[Topic], budget: Budget, first: BertModel
 ) -> BertForSequenceClassification:
     """A model that tells whether a text is about a query: of each pair with a text of the topic, and of two others.
 
@@ -161,7 +157,7 @@ def train_reranker(
     """
     model = BertForSequenceClassification(make_config(tokenizer, num_labels=1))
     model.bert.load_state_dict(first.state_dict(), strict=False)
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     for course, optimizer in _courses(model, budget, RERANK_RATE):
         pairs = _pairs(topics, rng, RERANKED)
         others = [text for _, text in pairs]

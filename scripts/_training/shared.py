@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -18,6 +17,8 @@ from .tables import table
 _A, _B, _C = 3.4445, -4.775, 2.0315  # as PyTorch's
 _ROUNDS = 5
 _SECONDS_BETWEEN_REPORTS = 15.0
+SEED = 20_26  # of the weights and the data
+THREADS = 2
 Item = TypeVar("Item")
 
 
@@ -27,15 +28,14 @@ class Budget:
 
     steps: int
     minutes: float
-    threads: int = 2
 
 
 @dataclass
 class Course:
-    """The course of a training: the rate of learning, reports, and checkpoints.
+    """The course of a training: the rate of learning, and reports.
 
     The rate rises to its peak in the first share `warm_up` of the budget, and falls to zero in the last share `fall`.
-    Now and then `evaluate` prints what the model can do and `checkpoint` keeps it; the former also at the end.
+    Now and then, and at the end, `evaluate` prints what the model can do.
     """
 
     budget: Budget
@@ -46,7 +46,6 @@ class Course:
     fall: float = 0.6
     warm_up: float = 0.03
     evaluate: Callable[[], None] = lambda: None
-    checkpoint: Callable[[], None] = lambda: None
     _seen: int = 0
     _averages: dict[str, float] = field(default_factory=dict)
 
@@ -68,7 +67,6 @@ class Course:
                 reported = now
             if now - checked > max(60.0, 5 * budget.minutes):
                 self.evaluate()
-                self.checkpoint()
                 checked = time.monotonic()
         print(f"{step} steps, {self._seen} {self.unit} in {(time.monotonic() - start) / 60:.1f} minutes")
         self.evaluate()
@@ -97,19 +95,13 @@ def descend(model: torch.nn.Module, loss: torch.Tensor, optimizers: Sequence[tor
         optimizer.step()
 
 
-def save_weights(model: torch.nn.Module, path: Path) -> None:
-    """Replace a checkpoint, in one go."""
-    torch.save(model.state_dict(), path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
-
-
 def optimizers_of(
     model: torch.nn.Module,
     layers: Iterable[torch.nn.Module],
     rate: float,
     *,
     decay: float,
-    threads: int = 1,
+    threads: int = THREADS,
     inner: Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Muon (or `inner`) for the matrices inside of layers, shared out over the threads; AdamW for everything else."""

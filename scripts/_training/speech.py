@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -16,20 +15,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import WhisperForConditionalGeneration
 
-from .shared import Budget, Course, optimizers_of, save_weights, update
-from .speech_batches import (
-    IGNORED,
-    LETTERS,
-    Ahead,
-    Batch,
-    Corpus,
-    Lesson,
-    Writer,
-    load_corpus,
-    make_batches,
-    make_corpus,
-)
-from .speech_sounds import check_espeak, example
+from .shared import SEED, THREADS, Budget, Course, optimizers_of, update
+from .speech_batches import IGNORED, LETTERS, Ahead, Batch, Lesson, Writer, make_batches
+from .speech_sounds import Recording, make_recordings
 from .spoken_text import sentence
 
 LAYOUT = whisper.SpeechLayout(["en"], context=224, may_be_empty=True)
@@ -47,42 +35,25 @@ LESSONS = (
 )
 
 
-def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+def make(budget: Budget, work: Path, fresh: Path) -> None:
     """Recordings, tokenizer, model, training, export."""
-    check_espeak()
-    torch.manual_seed(arguments.seed)
-    source = work / "source"
-    source.mkdir(exist_ok=True)
-    if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(arguments.resume / "source" / "tokenizer.json"))
-    else:
-        tokenizer = make_tokenizer(arguments.seed)
-    whisper.save_speech_tokenizer(tokenizer, source, LAYOUT)
+    torch.manual_seed(SEED)
+    tokenizer = make_tokenizer()
+    whisper.save_speech_tokenizer(tokenizer, work, LAYOUT)
     model = Listener(tokenizer)
-    if arguments.resume:
-        model.load_state_dict(torch.load(arguments.resume / "checkpoint.pt"))
     size = sum(p.numel() for p in model.whole.parameters())
     print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-
-    def checkpoint() -> None:
-        save_weights(model, work / "checkpoint.pt")
-
-    if arguments.minutes > 0:
-        if not (work / "texts.json").exists():
-            sentences = arguments.sentences or (500 if arguments.quick else 30_000)
-            make_corpus(work, sentences, Random(arguments.seed), arguments.threads)
-        budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
-        train(model, tokenizer, load_corpus(work), seed=arguments.seed, budget=budget, checkpoint=checkpoint)
-    checkpoint()
+    # Speaking 30,000 sentences takes some minutes; a shorter training needs fewer.
+    recordings = make_recordings(min(30_000, round(500 * budget.minutes)), Random(SEED), THREADS)
+    train(model, tokenizer, recordings, budget)
     model.train(False)
-    model.whole.save_pretrained(source)
-    whisper.export_speech(source, fresh, LAYOUT, precision=arguments.precision, block_size=32, tokenizer=tokenizer)
-    (fresh / "example.wav").write_bytes(example())
+    model.whole.save_pretrained(work)
+    whisper.export_speech(work, fresh, LAYOUT, precision="int8", block_size=32, tokenizer=tokenizer)
 
 
-def make_tokenizer(seed: int) -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     """A tokenizer for the sentences, in which most words are one token."""
-    rng = Random(seed)
+    rng = Random(SEED)
     return whisper.make_speech_tokenizer([" " + sentence(rng) for _ in range(20_000)], TEXT_TOKENS, LAYOUT)
 
 
@@ -133,24 +104,20 @@ def _half() -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)  # the cache is shared by all threads
 
 
-def train(
-    model: Listener, tokenizer: Tokenizer, corpus: Corpus, *, seed: int, budget: Budget, checkpoint: Callable[[], None]
-) -> None:
+def train(model: Listener, tokenizer: Tokenizer, recordings: Sequence[Recording], budget: Budget) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(1)
-    parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
+    parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     writer = Writer(tokenizer)
-    batches = Ahead(corpus, writer, LESSONS[0][1], Random(seed))
-    rng = Random(seed + 1)
-    validation = list(make_batches(corpus, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
+    batches = Ahead(recordings, writer, LESSONS[0][1], Random(SEED))
+    rng = Random(SEED + 1)
+    validation = list(make_batches(recordings, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
     layers = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
-    optimizers = optimizers_of(model, layers, RATE, decay=0.01, threads=budget.threads)
-    course = Course(
-        budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, validation), checkpoint=checkpoint
-    )
+    optimizers = optimizers_of(model, layers, RATE, decay=0.01)
+    course = Course(budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, validation))
     for done in course.steps():
         batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if done >= since)
-        learned = [next(batches) for _ in range(budget.threads)]
+        learned = [next(batches) for _ in range(THREADS)]
         loss = functools.partial(model.loss, spelling_weight=1.0 if done < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
         course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)

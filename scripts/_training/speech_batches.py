@@ -1,16 +1,10 @@
-"""Windows of speech for the demo model: sentences with pauses, silence, noise, and the tokens to write for them.
-
-Sentences are spoken by espeak-ng and kept in a file, since speaking takes as long as learning from it.
-"""
+"""Windows of speech for the demo model: sentences with pauses, silence, noise, and the tokens to write for them."""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Queue
 from random import Random
 from threading import Thread
@@ -22,7 +16,7 @@ from _models.speech_files import POSITIONS_PER_SECOND, WINDOW_SECONDS
 from tokenizers import Tokenizer
 from transformers.audio_utils import mel_filter_bank
 
-from .speech_sounds import SAMPLE_RATE, noise, random_voice, speak, worsened
+from .speech_sounds import SAMPLE_RATE, Recording, noise, worsened
 from .spoken_text import plain_words, sentence
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"  # of the loss on the encoder; 0 is its blank
@@ -31,36 +25,6 @@ MELS, FFT, HOP = 80, 400, 160
 WHOLE = WINDOW_SECONDS * 100  # frames
 _SORTED = 64  # windows among which those of similar length are found
 _POSITION = SAMPLE_RATE // POSITIONS_PER_SECOND  # samples
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """`samples` of all sentences one behind the other, int16 at 16 kHz; sentence i ends before `ends[i]`."""
-
-    samples: np.ndarray
-    ends: np.ndarray
-    texts: list[str]
-
-    def sound(self, at: int) -> np.ndarray:
-        """Samples [n] of a sentence between -1 and 1."""
-        start = self.ends[at - 1] if at else 0
-        return self.samples[start : self.ends[at]].astype(np.float32) / 32768
-
-
-def make_corpus(folder: Path, sentences: int, rng: Random, threads: int) -> None:
-    """Have them spoken by the voices of the training, each sentence by one."""
-    wanted = [(sentence(rng), random_voice(rng)) for _ in range(sentences)]
-    with ThreadPoolExecutor(threads) as pool:
-        spoken = [(np.clip(sound, -1, 1) * 32767).astype(np.int16) for sound in pool.map(lambda w: speak(*w), wanted)]
-    np.save(folder / "samples.npy", np.concatenate(spoken))
-    np.save(folder / "ends.npy", np.cumsum([len(sound) for sound in spoken]))
-    (folder / "texts.json").write_text(json.dumps([text for text, _ in wanted]))
-
-
-def load_corpus(folder: Path) -> Corpus:
-    """What `make_corpus` wrote, the samples left on the disk."""
-    texts = json.loads((folder / "texts.json").read_text())
-    return Corpus(np.load(folder / "samples.npy", mmap_mode="r"), np.load(folder / "ends.npy"), texts)
 
 
 def log_mel(samples: np.ndarray) -> torch.Tensor:
@@ -175,7 +139,7 @@ class Writer:
         return [*body, self.end]
 
 
-def random_window(corpus: Corpus, lesson: Lesson, rng: Random) -> Window:
+def random_window(recordings: Sequence[Recording], lesson: Lesson, rng: Random) -> Window:
     """Some sentences with pauses before, between and behind them, or none."""
     numbers = np.random.default_rng(rng.getrandbits(32))
     if lesson.prompts and rng.random() < 0.04:
@@ -185,17 +149,17 @@ def random_window(corpus: Corpus, lesson: Lesson, rng: Random) -> Window:
     spoken: list[tuple[int, int, str]] = []
     at = len(parts[0])
     for _ in range(rng.randint(1, lesson.sentences)):
-        chosen = rng.randrange(len(corpus.texts))
-        sound = corpus.sound(chosen) * np.float32(10 ** rng.uniform(-0.2, 0.2))
+        text, samples = rng.choice(recordings)
+        sound = samples.astype(np.float32) / 32768 * np.float32(10 ** rng.uniform(-0.2, 0.2))
         if spoken and at + len(sound) > most:
             break
-        spoken.append((at, at + len(sound), corpus.texts[chosen]))
+        spoken.append((at, at + len(sound), text))
         pause = _pause(rng, rng.choice((0.4, 1.0, 2.5)) * lesson.pauses, least=0.1)
         parts += [sound, pause]
         at += len(sound) + len(pause)
-    samples = np.concatenate(parts)
-    end = max(spoken[-1][1], min(len(samples), most))
-    return Window(worsened(samples[:end], numbers), spoken)
+    whole = np.concatenate(parts)
+    end = max(spoken[-1][1], min(len(whole), most))
+    return Window(worsened(whole[:end], numbers), spoken)
 
 
 def _pause(rng: Random, most: float, least: float = 0.0) -> np.ndarray:
@@ -208,9 +172,9 @@ def _nothing(length: int, numbers: np.random.Generator) -> np.ndarray:
     return noise(length, numbers) * np.float32(10 ** numbers.uniform(-4, -0.7))
 
 
-def make_batches(corpus: Corpus, writer: Writer, lesson: Lesson, rng: Random) -> Iterator[Batch]:
+def make_batches(recordings: Sequence[Recording], writer: Writer, lesson: Lesson, rng: Random) -> Iterator[Batch]:
     """Batches of windows that are about as long as one another."""
-    windows = sorted((random_window(corpus, lesson, rng) for _ in range(_SORTED)), key=lambda w: len(w.samples))
+    windows = sorted((random_window(recordings, lesson, rng) for _ in range(_SORTED)), key=lambda w: len(w.samples))
     groups: list[list[Window]] = [[]]
     for window in windows:
         frames = WHOLE if lesson.whole else len(window.samples) // HOP
@@ -258,15 +222,15 @@ def _rectangle(rows: list[list[int]], filler: int) -> torch.Tensor:
 class Ahead:
     """Makes batches in a thread while the model learns."""
 
-    def __init__(self, corpus: Corpus, writer: Writer, lesson: Lesson, rng: Random) -> None:
+    def __init__(self, recordings: Sequence[Recording], writer: Writer, lesson: Lesson, rng: Random) -> None:
         self.lesson = lesson
-        self._corpus, self._writer, self._rng = corpus, writer, rng
+        self._recordings, self._writer, self._rng = recordings, writer, rng
         self._made: Queue[Batch] = Queue(4)
         Thread(target=self._make, daemon=True).start()
 
     def _make(self) -> None:
         while True:
-            for batch in make_batches(self._corpus, self._writer, self.lesson, self._rng):
+            for batch in make_batches(self._recordings, self._writer, self.lesson, self._rng):
                 self._made.put(batch)
 
     def __iter__(self) -> Iterator[Batch]:

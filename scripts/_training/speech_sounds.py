@@ -7,47 +7,46 @@ import math
 import shutil
 import subprocess
 import wave
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
 from numpy.fft import irfft, rfft, rfftfreq
 
+from .spoken_text import sentence
+
 SAMPLE_RATE = 16_000
 ACCENTS = ("en-us", "en-gb")
 VARIANTS = ("default", "m1", "m2", "m3", "m4", "m5", "m6", "m8", "f1", "f2", "f3", "f4")
-# The training has none of the variants m7 and f5.
-_EXAMPLE = ("What is the weather like in Chicago on Thursday?", "en-us+f5", 160)
 _SILENCE = 0.004  # of the loudest sample
+Recording = tuple[str, np.ndarray]  # a sentence, and its samples [n] as int16 at 16 kHz
 
 
-@dataclass(frozen=True)
-class Voice:
-    """Arguments of espeak-ng: `speed` in words per minute, `pitch` from 0 to 99."""
+def make_recordings(count: int, rng: Random, threads: int) -> list[Recording]:
+    """Have random sentences spoken by random voices.
 
-    name: str
-    speed: int
-    pitch: int
+    They are spoken before the training, since speaking takes as long as learning from it.
+    """
+    if shutil.which("espeak-ng") is None:
+        raise SystemExit("espeak-ng is not installed (on Debian: apt-get install espeak-ng)")
+    wanted = [(sentence(rng), _random_voice(rng)) for _ in range(count)]
+    with ThreadPoolExecutor(threads) as pool:
+        spoken = pool.map(lambda one: (np.clip(speak(*one), -1, 1) * 32767).astype(np.int16), wanted)
+        return [(text, samples) for (text, _), samples in zip(wanted, spoken, strict=True)]
 
 
-def random_voice(rng: Random) -> Voice:
-    """One of the training."""
+def _random_voice(rng: Random) -> list[str]:
+    """Options of espeak-ng: a voice, its speed in words per minute, and its pitch from 0 to 99."""
     variant = rng.choice(VARIANTS)
     accent = rng.choice(ACCENTS)
     name = accent if variant == "default" else f"{accent}+{variant}"
-    return Voice(name, rng.randint(115, 200), rng.randint(25, 75))
+    return ["-v", name, "-s", str(rng.randint(115, 200)), "-p", str(rng.randint(25, 75))]
 
 
-def check_espeak() -> None:
-    """Raise SystemExit if there is no espeak-ng."""
-    if shutil.which("espeak-ng") is None:
-        raise SystemExit("espeak-ng is not installed (on Debian: apt-get install espeak-ng)")
-
-
-def speak(text: str, voice: Voice) -> np.ndarray:
+def speak(text: str, voice: Sequence[str]) -> np.ndarray:
     """Samples [n] at 16 kHz between -1 and 1, without silence at the ends."""
-    command = ["espeak-ng", "-v", voice.name, "-s", str(voice.speed), "-p", str(voice.pitch), "--stdout", text]
+    command = ["espeak-ng", *voice, "--stdout", text]
     written = subprocess.run(command, check=True, capture_output=True).stdout
     with wave.open(io.BytesIO(written)) as file:
         rate = file.getframerate()
@@ -55,24 +54,6 @@ def speak(text: str, voice: Voice) -> np.ndarray:
     samples = resampled(samples, rate)
     loud = np.flatnonzero(np.abs(samples) > _SILENCE * np.abs(samples).max())
     return samples[loud[0] : loud[-1] + 1]
-
-
-def example() -> bytes:
-    """The recording that comes with the demo model, of a sentence and a voice that the training lacks.
-
-    It is a mono WAV file with 16 bits. What is louder than half of full scale is made quieter as a whole.
-    """
-    text, name, speed = _EXAMPLE
-    silence = np.zeros(SAMPLE_RATE // 4, np.float32)
-    samples = np.concatenate([silence, speak(text, Voice(name, speed, 50)), silence])
-    quiet = samples * (0.5 / max(float(np.abs(samples).max()), 0.5))
-    written = io.BytesIO()
-    with wave.open(written, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes((quiet * 32767).astype(np.int16).tobytes())
-    return written.getvalue()
 
 
 def resampled(samples: np.ndarray, rate: int) -> np.ndarray:

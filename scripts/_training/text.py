@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,72 +17,45 @@ from transformers import LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches, validation_batches
 from .conversations import conversation
-from .shared import Budget, Course, optimizers_of, small_llama, update
+from .shared import SEED, THREADS, Budget, Course, optimizers_of, small_llama, update
 from .template import SOURCE, render
 
 CONTEXT = 2048
 VOCABULARY, SPACED_WORDS = 1920, 420
 LONGEST = 1280  # the longest conversation to learn from, in tokens
 BATCH_TOKENS, BATCHES_PER_STEP = 2048, 2
-PEAK_RATE, RESUMED_RATE = 3e-3, 1e-3
+RATE = 3e-3
 
 
-def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+def make(budget: Budget, work: Path, fresh: Path) -> None:
     """Tokenizer, model, training, export."""
-    torch.manual_seed(arguments.seed)
-    if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(arguments.resume / "tokenizer.json"))
-        model = LlamaForCausalLM.from_pretrained(arguments.resume, attn_implementation="eager")
-    else:
-        tokenizer = make_tokenizer(arguments.seed)
-        model = make_model(tokenizer.get_vocab_size())
+    torch.manual_seed(SEED)
+    tokenizer = make_tokenizer()
     save_tokenizer(tokenizer, work, SOURCE, CONTEXT)
+    model = small_llama("text", vocab_size=tokenizer.get_vocab_size())
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-
-    def checkpoint() -> None:
-        model.save_pretrained(work)
-
-    budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
-    rate = RESUMED_RATE if arguments.resume else PEAK_RATE
-    train(model, tokenizer, seed=arguments.seed, budget=budget, rate=rate, checkpoint=checkpoint)
-    checkpoint()
-    export(work, fresh, precision=arguments.precision, block_size=32)
+    train(model, tokenizer, budget)
+    model.save_pretrained(work)
+    export(work, fresh, precision="int8", block_size=32)
     set_greedy(fresh)
 
 
-def make_tokenizer(seed: int) -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     """A tokenizer for the language of the training text."""
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     chats = [conversation(rng) for _ in range(20_000)]
     return train_copying_tokenizer([render(chat.messages, chat.tools) for chat in chats], VOCABULARY, SPACED_WORDS)
 
 
-def make_model(vocabulary: int) -> LlamaForCausalLM:
-    """The demo model with random weights."""
-    return small_llama("text", vocab_size=vocabulary)
-
-
-def train(
-    model: LlamaForCausalLM,
-    tokenizer: Tokenizer,
-    *,
-    seed: int,
-    budget: Budget,
-    rate: float,
-    checkpoint: Callable[[], None],
-) -> None:
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     encoder = Encoder(tokenizer, LONGEST)
-    batches = training_batches(encoder, random.Random(seed), BATCH_TOKENS)
-    validation = validation_batches(encoder, random.Random(seed + 1), 40)
-    optimizers = optimizers_of(
-        model, [model.model.layers], PEAK_RATE, decay=0.0, threads=budget.threads, inner=_muon_of_pytorch
-    )
-    parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
+    batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS)
+    validation = validation_batches(encoder, random.Random(SEED + 1), 40)
+    optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0, inner=_muon_of_pytorch)
+    parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     torch.set_num_threads(1)
-    course = Course(
-        budget, optimizers, rate, "tokens", evaluate=lambda: _report(model, validation), checkpoint=checkpoint
-    )
+    course = Course(budget, optimizers, RATE, "tokens", evaluate=lambda: _report(model, validation))
     for _ in course.steps():
         learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
         total = sum(float(batch.weights.sum()) for batch in learned)
@@ -92,7 +64,7 @@ def train(
 
 
 def _muon_of_pytorch(share: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Muon(share, lr=PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    return torch.optim.Muon(share, lr=RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:

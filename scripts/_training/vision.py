@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from .picture_batches import (
     training_chat,
 )
 from .picture_questions import ABILITIES, HELD_OUT, question
-from .shared import Budget, Course, descend, optimizers_of, save_weights
+from .shared import SEED, THREADS, Budget, Course, descend, optimizers_of
 from .tables import table
 from .template import render
 from .tower import WIDTH, Tower, write_tower
@@ -46,40 +45,26 @@ RATE = 1e-3
 TOWER_ALONE = 0.3  # the share of the time in which only the vision part learns, from labels of what is where
 
 
-def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+def make(budget: Budget, work: Path, fresh: Path) -> None:
     """Tokenizer, model, training, export."""
-    torch.manual_seed(arguments.seed)
-    source = work / "source"
-    source.mkdir(exist_ok=True)
-    if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(arguments.resume / "source" / "tokenizer.json"))
-    else:
-        tokenizer = make_tokenizer(arguments.seed)
-    save_tokenizer(tokenizer, source, template("qwen"), CONTEXT)
+    torch.manual_seed(SEED)
+    tokenizer = make_tokenizer()
+    save_tokenizer(tokenizer, work, template("qwen"), CONTEXT)
     model = Seer(tokenizer.get_vocab_size())
-    if arguments.resume:
-        model.load_state_dict(torch.load(arguments.resume / "checkpoint.pt"))
     parts = [p for name, p in model.named_parameters() if "visual" not in name]
     print(f"{sum(p.numel() for p in parts):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-
-    def checkpoint() -> None:
-        save_weights(model, work / "checkpoint.pt")
-
-    if arguments.minutes > 0:
-        budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
-        train(model, tokenizer, seed=arguments.seed, budget=budget, checkpoint=checkpoint)
-    checkpoint()
+    train(model, tokenizer, budget)
     model.train(False)
-    model.whole.save_pretrained(source)
-    export(source, fresh, precision=arguments.precision, block_size=32, options=["exclude_embeds=true"])
+    model.whole.save_pretrained(work)
+    export(work, fresh, precision="int8", block_size=32, options=["exclude_embeds=true"])
     medium = QWEN.with_pixels(MIN_PIXELS, MAX_PIXELS)
-    complete(medium, "qwen3_vl", source, fresh, lambda path, _: write_tower(path, model.tower), half=True)
+    complete(medium, "qwen3_vl", work, fresh, lambda path, _: write_tower(path, model.tower), half=True)
     set_greedy(fresh)
 
 
-def make_tokenizer(seed: int) -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     """A tokenizer for the language of the training text."""
-    rng, unseen = random.Random(seed), np.zeros(0, np.float32)
+    rng, unseen = random.Random(SEED), np.zeros(0, np.float32)
     chats = [training_chat(lambda: (random_scene(rng, 1.0), unseen), rng, 1) for _ in range(3000)]
     return train_tokenizer([render(chat.messages) for chat in chats], VOCABULARY, QWEN.marks)
 
@@ -116,21 +101,14 @@ class Seer(nn.Module):  # type: ignore[misc]
         return result
 
 
-def train(model: Seer, tokenizer: Tokenizer, *, seed: int, budget: Budget, checkpoint: Callable[[], None]) -> None:
+def train(model: Seer, tokenizer: Tokenizer, budget: Budget) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
-    torch.set_num_threads(budget.threads)
+    torch.set_num_threads(THREADS)
     encoder = PictureEncoder(tokenizer, Encoder(tokenizer, CONTEXT))
-    batches = training_batches(encoder, random.Random(seed), ROWS)
-    validation = validation_batches(encoder, random.Random(seed + 1), 2)
-    optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], RATE, decay=0.01)
-    course = Course(
-        budget,
-        optimizers,
-        RATE,
-        "pictures",
-        evaluate=lambda: report(model, validation, encoder.pad),
-        checkpoint=checkpoint,
-    )
+    batches = training_batches(encoder, random.Random(SEED), ROWS)
+    validation = validation_batches(encoder, random.Random(SEED + 1), 2)
+    optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], RATE, decay=0.01, threads=1)
+    course = Course(budget, optimizers, RATE, "pictures", evaluate=lambda: report(model, validation, encoder.pad))
     for done in course.steps():
         batch = next(batches)
         losses = _step(model, batch, encoder.pad, optimizers, speaks=done > TOWER_ALONE)
