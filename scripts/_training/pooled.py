@@ -13,26 +13,23 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from _models.environment import REPOSITORY
-from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 from .shared import SEED, THREADS, Budget, Course, descend
 from .tables import ALIASES, CAPITALS, ENDPOINTS, SETTINGS, expand, table
 
-VOCABULARY, LONGEST, MAX_TOKENS = 2400, 32, 256
+VOCABULARY, MAX_TOKENS = 2400, 256
 WIDTHS = (128, 64, 32)
 PAIRS, TEMPERATURE, RATE, WARM_UP = 64, 0.05, 2e-3, 0.1
 RERANKED, RERANK_RATE = 24, 1e-3
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 EXPORT = REPOSITORY / "src" / "genai_server" / "hub" / "export_encoder.py"
 
 
@@ -105,30 +102,20 @@ def is_held_out(text: str) -> bool:
     return sum(text.encode()) % 11 == 0
 
 
-def make_tokenizer(topics: list[Topic]) -> Tokenizer:
+def make_tokenizer(topics: list[Topic]) -> BertTokenizer:
     """A WordPiece tokenizer as BERT's, without case."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    untrained = BertTokenizer(model_max_length=MAX_TOKENS, model_input_names=names)
     texts = [text for topic in topics for text in (*topic.queries, *topic.texts)]
-    trainer = trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIAL), min_frequency=1)
-    tokenizer.train_from_iterator(texts, trainer)
-    first, second = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", first), ("[SEP]", second)],
-    )
-    return tokenizer
+    return untrained.train_new_from_iterator(texts, VOCABULARY, min_frequency=1)
 
 
-def make_config(tokenizer: Tokenizer, **settings: int) -> BertConfig:
+def make_config(tokenizer: BertTokenizer, **settings: int) -> BertConfig:
     """A small BERT."""
-    return BertConfig(vocab_size=tokenizer.get_vocab_size(), **table("models")["pooled"], **settings)
+    return BertConfig(vocab_size=len(tokenizer), **table("models")["pooled"], **settings)
 
 
-def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget) -> BertModel:
+def train_embeddings(tokenizer: BertTokenizer, topics: list[Topic], budget: Budget) -> BertModel:
     """A model whose vectors of a topic's query and text are near each other, and far from those of other topics.
 
     The loss is that of InfoNCE with all other texts of the batch, for the whole vector and for its beginnings.
@@ -149,7 +136,7 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget) 
 
 
 def train_reranker(
-    tokenizer: Tokenizer, topics: list[Topic], budget: Budget, first: BertModel
+    tokenizer: BertTokenizer, topics: list[Topic], budget: Budget, first: BertModel
 ) -> BertForSequenceClassification:
     """A model that tells whether a text is about a query: of each pair with a text of the topic, and of two others.
 
@@ -161,50 +148,37 @@ def train_reranker(
     for course, optimizer in _courses(model, budget, RERANK_RATE):
         pairs = _pairs(topics, rng, RERANKED)
         others = [text for _, text in pairs]
-        asked = [(query, text, 1.0) for query, text in pairs]
-        asked += [
-            (query, others[(n + turn) % len(others)], 0.0) for turn in (1, 7) for n, (query, _) in enumerate(pairs)
-        ]
-        encoded = tokenizer.encode_batch([(query, text) for query, text, _ in asked])
-        logits = model(**_batch(encoded)).logits[:, 0]
-        wanted = torch.tensor([label for _, _, label in asked])
+        # Only those of the first third belong together.
+        texts = [text for turn in (0, 1, 7) for text in others[turn:] + others[:turn]]
+        given = tokenizer([query for query, _ in pairs] * 3, texts, padding=True, return_tensors="pt")
+        logits = model(**given).logits[:, 0]
+        wanted = (torch.arange(len(texts)) < len(pairs)).float()
         loss = functional.binary_cross_entropy_with_logits(logits, wanted)
         descend(model, loss, [optimizer])
         course.note(len(pairs), loss=loss.item())
     return model.eval()
 
 
-def embed(model: BertModel, tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
-    """Vectors [texts, width] of length 1."""
-    with torch.no_grad():
-        return functional.normalize(_vectors(model, tokenizer, texts))
-
-
-def share_of_nearest(model: BertModel, tokenizer: Tokenizer, topics: list[Topic]) -> float:
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def share_of_nearest(model: BertModel, tokenizer: BertTokenizer, topics: list[Topic]) -> float:
     """How many held-out queries have a text of their own topic as the nearest of all topics' held-out texts."""
     texts = [(topic.name, text) for topic in topics for text in topic.texts if is_held_out(text)]
     queries = [(topic.name, query) for topic in topics for query in topic.queries if is_held_out(query)]
     queries = [pair for pair in queries if pair[0] in {name for name, _ in texts}]
-    near = embed(model, tokenizer, [query for _, query in queries]) @ embed(model, tokenizer, [t for _, t in texts]).T
-    best = near.argmax(dim=1).tolist()
+    asked, known = (_vectors(model, tokenizer, [text for _, text in side]) for side in (queries, texts))
+    best = (functional.normalize(asked) @ functional.normalize(known).T).argmax(dim=1).tolist()
     right = sum(texts[int(number)][0] == name for number, (name, _) in zip(best, queries, strict=True))
     return float(right / len(queries))
 
 
-def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None:
+def save(model: Any, tokenizer: BertTokenizer, work: Path, *, reranks: bool) -> None:
     """Write the directory in the form of sentence-transformers."""
     if reranks:
         model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
     else:
         model.config.matryoshka_dimensions = list(WIDTHS)
     model.save_pretrained(work)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=MAX_TOKENS,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL},
-    ).save_pretrained(work)
-    tokenizer.save(str(work / "tokenizer.json"))
+    tokenizer.save_pretrained(work)
     if not reranks:
         shutil.copytree(Path(__file__).with_name("pooled_files"), work, dirs_exist_ok=True)
         (work / "2_Normalize").mkdir(exist_ok=True)
@@ -221,19 +195,12 @@ def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[st
     return found
 
 
-def _vectors(model: BertModel, tokenizer: Tokenizer, texts: Any) -> torch.Tensor:
-    given = _batch(tokenizer.encode_batch(list(texts)))
+def _vectors(model: BertModel, tokenizer: BertTokenizer, texts: Sequence[str]) -> torch.Tensor:
+    given = tokenizer(list(texts), padding=True, return_tensors="pt")
     states = model(**given).last_hidden_state
     weights = given["attention_mask"].unsqueeze(-1).float()
     mean: torch.Tensor = (states * weights).sum(1) / weights.sum(1)
     return mean
-
-
-def _batch(encoded: list[Encoding]) -> dict[str, torch.Tensor]:
-    """The inputs of a BERT [texts, tokens] for texts or pairs."""
-    inputs = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
-    rows = {name: [torch.tensor(getattr(one, given)) for one in encoded] for name, given in inputs.items()}
-    return {name: pad_sequence(each, batch_first=True)[:, : 2 * LONGEST] for name, each in rows.items()}
 
 
 def _courses(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tuple[Course, Any]]:
