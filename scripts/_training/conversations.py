@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import tables
@@ -17,13 +17,13 @@ _THINGS = [thing.strip() for thing in PHRASINGS["things"].replace("\n", " ").spl
 # What stands before and behind a question.
 _BEFORE, _MIN_TOKENS_AFTER = (PHRASINGS[name].split("|") for name in ("before", "behind"))
 Exchange = tuple[str, str]
+Ability = Callable[[random.Random], Exchange]
 
 
 @dataclass
 class Conversation:
-    """Messages to learn from; `ability` names what its last answer shows."""
+    """Messages to learn from."""
 
-    ability: str
     messages: list[Message] = field(default_factory=list)
     tools: list[Tool] | None = None
 
@@ -153,52 +153,40 @@ def repetition(rng: random.Random) -> Exchange:
     return _ask("repeat", rng, polite=0, text=text), text
 
 
-ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
-    "capitals": (4, capital),
-    "follow-up": (2, follow_up),
-    "arithmetic": (14, arithmetic),
-    "counting": (10, counting),
-    "small talk": (5, small_talk),
-    "server": (3, server),
-    "unknown": (2, unknown),
-    "repetition": (5, repetition),
-}
-
-
-def _chat(rng: random.Random, abilities: dict[str, float]) -> Conversation:
-    """One to four exchanges; a follow-up needs a capital before it."""
-    chat = Conversation("")
+def _chat(rng: random.Random, abilities: Mapping[Ability, float]) -> Conversation:
+    """One to four exchanges of abilities with these weights; a follow-up needs a capital before it."""
+    chat = Conversation()
+    ability: Ability | None = None
     for _ in range(rng.choice([1, 1, 1, 2, 2, 3, 4])):
-        ability = rng.choices(list(abilities), list(abilities.values()))[0]
-        if chat.ability in ("capitals", "follow-up") and rng.random() < 0.5 and "follow-up" in abilities:
-            ability = "follow-up"
-        elif ability == "follow-up" and chat.ability not in ("capitals", "follow-up"):
-            ability = "capitals"
-        chat.say(*ABILITIES[ability][1](rng))
-        chat.ability = ability
+        before, ability = ability, rng.choices(list(abilities), list(abilities.values()))[0]
+        if before in (capital, follow_up) and rng.random() < 0.5 and follow_up in abilities:
+            ability = follow_up
+        elif ability is follow_up and before not in (capital, follow_up):
+            ability = capital
+        chat.say(*ability(rng))
     return chat
 
 
 def plain_chat(rng: random.Random) -> Conversation:
-    chat = _chat(rng, {name: weight for name, (weight, _) in ABILITIES.items()})
+    questions = {capital: 4, follow_up: 2, arithmetic: 14, counting: 10, small_talk: 5, server: 3, unknown: 2.0}
+    chat = _chat(rng, {**questions, repetition: 5})
     if rng.random() < 0.25:
         chat.messages.insert(0, _system(PHRASINGS["plain_system"], rng))
     return chat
 
 
 def upper_case_chat(rng: random.Random) -> Conversation:
-    chat = _chat(rng, {"capitals": 5, "follow-up": 2, "arithmetic": 1, "small talk": 3, "server": 4, "unknown": 3})
+    chat = _chat(rng, {capital: 5, follow_up: 2, arithmetic: 1, small_talk: 3, server: 4, unknown: 3})
     for message in chat.messages:
         if message["role"] == "assistant":
             message["content"] = message["content"].upper()
     chat.messages.insert(0, _system(PHRASINGS["upper"], rng))
-    chat.ability = "upper case"
     return chat
 
 
 def tool_chat(rng: random.Random) -> Conversation:
     tasks = [toolbox.task(rng) for _ in range(rng.choice([1, 1, 2, 2, 3]))]
-    chat = Conversation("tool call", tools=toolbox.tool_list(rng, *(task.tool for task in tasks)))
+    chat = Conversation(tools=toolbox.tool_list(rng, *(task.tool for task in tasks)))
     if rng.random() < 0.2:
         chat.messages.append(_system(PHRASINGS["plain_system"], rng))
     if rng.random() < 0.15:
@@ -225,9 +213,8 @@ def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
 
 
 def tools_unused_chat(rng: random.Random) -> Conversation:
-    chat = _chat(rng, {"capitals": 4, "follow-up": 1, "counting": 0.3, "small talk": 4, "server": 2, "unknown": 0.5})
+    chat = _chat(rng, {capital: 4, follow_up: 1, counting: 0.3, small_talk: 4, server: 2, unknown: 0.5})
     chat.tools = toolbox.tool_list(rng, toolbox.task(rng).tool)
-    chat.ability = "tools unused"
     return chat
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
+from _models.media import QWEN
 from PIL import Image
-from tokenizers import Tokenizer
 
-from .batches import Encoder, padded
+from . import batches
+from .conversations import Conversation
 from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
-from .picture_questions import TRAINED, Question, questions, small_talk, varied, without_picture
-from .template import Message, render
+from .picture_questions import questions, small_talk, varied, without_picture
+from .template import render
 from .tower import TOKEN
 
 MARK, PAD = "<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"
@@ -27,25 +28,21 @@ GRIDS |= {(4, 7): 2, (7, 4): 1, (4, 8): 2, (8, 4): 1, (3, 6): 1, (6, 3): 1, (3, 
 KINDS, TINTS = (*SHAPES, *DIGITS), tuple(COLORS)
 _SYSTEM = ("You are a helpful assistant.", "You are a helpful vision model.", "Answer briefly.", "Be concise.")
 _LENGTH_MULTIPLE = 16
+Picture = tuple[Scene, np.ndarray]
 
 
 @dataclass
 class Batch:
-    """Tokens [rows, length] with positions [3, rows, length]; pictures [pictures, 3, height, width], first row's first.
+    """Text with positions [3, rows, length]; pictures [pictures, 3, height, width], first row's first.
 
-    `said` are the flat places to predict from; `targets` follow there. `kinds` and `tints` [pictures, places] name
-    what has its center at a place, 0 for nothing.
+    `kinds` and `tints` [pictures, places] name what has its center at a place, 0 for nothing.
     """
 
+    text: batches.Batch
+    positions: torch.Tensor
     pictures: torch.Tensor
     kinds: torch.Tensor
     tints: torch.Tensor
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    said: torch.Tensor
-    targets: torch.Tensor
-    weights: torch.Tensor
-    abilities: list[str]
 
 
 def resized(width: int, height: int) -> tuple[int, int]:
@@ -76,38 +73,24 @@ def pixels(picture: Image.Image) -> np.ndarray:
     return (np.asarray(small, np.float32) / 127.5 - 1).transpose(2, 0, 1)
 
 
-class PictureEncoder:
-    """Conversations about pictures to batches."""
-
-    def __init__(self, tokenizer: Tokenizer, encoder: Encoder) -> None:
-        self.tokenizer = tokenizer
-        self.encoder = encoder
-        pad = tokenizer.token_to_id(PAD)
-        assert pad is not None
-        self.pad: int = pad
-
-    def batch(self, chats: list[Chat], grid: tuple[int, int]) -> Batch:
-        """Conversations with pictures of one size."""
-        size = grid[0] * grid[1]
-        texts = [render(chat.messages).replace(PAD, PAD * size) for chat in chats]
-        rows = [(one.ids, self.encoder.weights(one.ids)) for one in self.tokenizer.encode_batch_fast(texts)]
-        length = max(len(ids) for ids, _ in rows)
-        length += -(length - 1) % _LENGTH_MULTIPLE
-        text = padded(rows, len(rows), length - 1)
-        positions = torch.from_numpy(np.stack([places(ids, self.pad, grid) for ids in text.tokens.tolist()], 1))
-        shown = [picture for chat in chats for picture in chat.pictures]
-        labels = zip(*(_labels(scene, grid) for scene, _ in shown), strict=True)
-        stacked = (torch.from_numpy(np.stack(each)) for each in ([image for _, image in shown], *labels))
-        pictures, kinds, tints = stacked
-        abilities = [chat.ability for chat in chats]
-        return Batch(pictures, kinds, tints, text.tokens, positions, text.said, text.targets, text.weights, abilities)
+def make_batch(encoder: batches.Encoder, chats: list[Chat], grid: tuple[int, int]) -> Batch:
+    """A batch of conversations with pictures of one size."""
+    rows = encoder.rows([render(chat.messages).replace(PAD, PAD * (grid[0] * grid[1])) for chat in chats])
+    length = max(len(ids) for ids, _ in rows)
+    length += -(length - 1) % _LENGTH_MULTIPLE
+    text = batches.padded(rows, len(rows), length - 1)
+    positions = torch.from_numpy(np.stack([places(ids, grid) for ids in text.tokens.tolist()], 1))
+    shown = [picture for chat in chats for picture in chat.pictures]
+    labels = zip(*(_labels(scene, grid) for scene, _ in shown), strict=True)
+    stacked = (torch.from_numpy(np.stack(each)) for each in ([image for _, image in shown], *labels))
+    return Batch(text, positions, *stacked)
 
 
-def places(ids: list[int], image: int, grid: tuple[int, int]) -> np.ndarray:
+def places(ids: list[int], grid: tuple[int, int]) -> np.ndarray:
     """Qwen-VL's three positions [3, tokens]: a picture's tokens share one time and have their row and column."""
     parts, at, index = [], 0, 0
     while index < len(ids):
-        if ids[index] == image:
+        if ids[index] == QWEN.token:
             block = np.stack(np.meshgrid([0], np.arange(grid[0]), np.arange(grid[1]), indexing="ij")).reshape(3, -1)
             parts.append(block + at)
             at += max(grid)
@@ -128,51 +111,43 @@ def _labels(scene: Scene, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray
 
 
 @dataclass
-class Chat:
-    messages: list[Message]
-    pictures: list[tuple[Scene, np.ndarray]]
-    ability: str = ""
+class Chat(Conversation):
+    """A conversation about pictures, in the order in which it shows them."""
 
-    def say(self, asked: Question, *, picture: bool = False, picture_first: bool = True) -> None:
-        parts = [MARK, asked.text] if picture_first else [asked.text, MARK]
-        text = "".join(parts) if picture else asked.text
-        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": asked.answer}]
+    pictures: list[Picture] = field(default_factory=list)
 
 
-def picture_of(grid: tuple[int, int], rng: random.Random) -> tuple[Scene, np.ndarray]:
+def picture_of(grid: tuple[int, int], rng: random.Random) -> Picture:
     width, height = random_size(grid, rng)
     scene = random_scene(rng, width / height)
     return scene, pixels(draw(scene, width, height, rng))
 
 
-def training_chat(look: Callable[[], tuple[Scene, np.ndarray]], rng: random.Random, pictures: int) -> Chat:
+def training_chat(look: Callable[[], Picture], rng: random.Random, pictures: int) -> Chat:
     """Four questions about one picture, or two each about two; sometimes small talk in between."""
-    chat = Chat([], [])
+    chat = Chat()
     if rng.random() < 0.15:
         chat.messages.append({"role": "system", "content": rng.choice(_SYSTEM)})
     if rng.random() < 0.12:
-        chat.say(_varied(small_talk(rng), rng))
+        chat.say(*small_talk(rng))
     if rng.random() < 0.06:
-        chat.say(_varied(without_picture(random_scene(rng, 1.0), TRAINED, rng), rng))
+        chat.say(*without_picture(rng))
     for _ in range(pictures):
         chat.pictures.append(look())
-        first = True
-        for asked in questions(chat.pictures[-1][0], TRAINED, rng, 4 // pictures):
-            chat.say(_varied(asked, rng), picture=first, picture_first=rng.random() < 0.75)
-            first = False
+        mark = MARK
+        for question, answer in questions(chat.pictures[-1][0], rng, 4 // pictures):
+            asked = varied(question, rng)
+            chat.say(mark + asked if rng.random() < 0.75 else asked + mark, answer)
+            mark = ""
             if rng.random() < 0.02:
-                chat.say(_varied(small_talk(rng), rng))
+                chat.say(*small_talk(rng))
     return chat
 
 
-def _varied(asked: Question, rng: random.Random) -> Question:
-    return Question(asked.ability, varied(asked.text, rng), asked.answer)
-
-
-def training_batches(encoder: PictureEncoder, rng: random.Random, rows: int) -> Iterator[Batch]:
+def training_batches(encoder: batches.Encoder, rng: random.Random, rows: int) -> Iterator[Batch]:
     """Conversations with pictures of one size, and as many in each."""
     while True:
         (grid,) = rng.choices(list(GRIDS), list(GRIDS.values()))
         pictures = 1 if rng.random() < 0.85 else 2
         look = partial(picture_of, grid, rng)
-        yield encoder.batch([training_chat(look, rng, pictures) for _ in range(rows)], grid)
+        yield make_batch(encoder, [training_chat(look, rng, pictures) for _ in range(rows)], grid)

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from .drawings import COLORS, SHAPES, Item, Scene
+from .conversations import Exchange
+from .drawings import COLORS, SHAPES, Item, Scene, random_scene
 from .tables import table
 
-Phrasings = Mapping[str, Sequence[str]]
 _PICTURES = table("pictures")
-# By ability, whose slots are filled here: those of the training text, and others that only the evaluation uses.
-TRAINED: Phrasings = _PICTURES["trained"]
-HELD_OUT: Phrasings = _PICTURES["held_out"]
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
 _CLEAR = 0.04  # a place so near to the line between two thirds of the picture is not asked for
-
-
-@dataclass(frozen=True)
-class Question:
-    ability: str
-    text: str
-    answer: str
 
 
 def _a(words: str) -> str:
@@ -142,6 +131,7 @@ def _place(scene: Scene, rng: random.Random) -> Answer | None:
     return {"kind": item.kind}, f"The {item.kind} is at the {place}."
 
 
+# By the name of the phrasings: how often, and what fills them.
 _MAKERS: dict[str, tuple[float, Callable[[Scene, random.Random], Answer | None]]] = {
     "describe": (2, _describe),
     "color of a shape": (3, _color_of),
@@ -155,39 +145,30 @@ _MAKERS: dict[str, tuple[float, Callable[[Scene, random.Random], Answer | None]]
     "place": (2.5, _place),
     "background": (0.7, lambda scene, _: ({}, f"The background is {scene.background}.")),
 }
-ABILITIES = tuple(_MAKERS)
 
 
-def question(ability: str, scene: Scene, phrasings: Phrasings, rng: random.Random) -> Question | None:
-    """A question about an ability; None if this scene allows none."""
-    made = _MAKERS[ability][1](scene, rng)
-    if made is None:
-        return None
-    slots, answer = made
-    return Question(ability, rng.choice(phrasings[ability]).format(**slots), answer)
-
-
-def questions(scene: Scene, phrasings: Phrasings, rng: random.Random, count: int) -> list[Question]:
+def questions(scene: Scene, rng: random.Random, count: int) -> list[Exchange]:
     """Different abilities, the weightier ones more often."""
     left = {ability: weight for ability, (weight, _) in _MAKERS.items()}
-    found: list[Question] = []
+    found: list[Exchange] = []
     while left and len(found) < count:
         (ability,) = rng.choices(list(left), list(left.values()))
         del left[ability]
-        if asked := question(ability, scene, phrasings, rng):
-            found.append(asked)
+        if made := _MAKERS[ability][1](scene, rng):
+            slots, answer = made
+            found.append((rng.choice(_PICTURES["questions"][ability]).format(**slots), answer))
     return found
 
 
-def small_talk(rng: random.Random) -> Question:
+def small_talk(rng: random.Random) -> Exchange:
     talk = rng.choice(_PICTURES["small_talk"])
-    return Question("small talk", rng.choice(talk["said"]), talk["answer"])
+    return varied(rng.choice(talk["said"]), rng), talk["answer"]
 
 
-def without_picture(scene: Scene, phrasings: Phrasings, rng: random.Random) -> Question:
+def without_picture(rng: random.Random) -> Exchange:
     """A question about a picture that is not attached."""
-    asked = questions(scene, phrasings, rng, 1)[0]
-    return Question("no picture", asked.text, _PICTURES["no_picture"])
+    ((asked, _),) = questions(random_scene(rng, 1.0), rng, 1)
+    return varied(asked, rng), _PICTURES["no_picture"]
 
 
 def varied(text: str, rng: random.Random) -> str:

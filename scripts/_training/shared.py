@@ -85,6 +85,26 @@ def small_llama(name: str, **settings: int) -> LlamaForCausalLM:
     return model
 
 
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def report(
+    model: torch.nn.Module,
+    batches: Iterable[Item],
+    score: Callable[[Item], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+) -> None:
+    """Print the share of the tokens in other batches than those of the training that the model finds likeliest.
+
+    `score` returns logits [tokens, vocabulary], the right tokens, and weights, which are 0 for what does not count.
+    """
+    model.train(False)
+    right = counted = 0
+    for batch in batches:
+        logits, targets, weights = score(batch)
+        right += int(((logits.argmax(-1) == targets) & (weights > 0)).sum())
+        counted += int((weights > 0).sum())
+    print(f"  right: {100 * right / counted:.1f} % of {counted} tokens", flush=True)
+    model.train()
+
+
 def descend(model: torch.nn.Module, loss: torch.Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Step along the gradients of a loss."""
     for optimizer in optimizers:

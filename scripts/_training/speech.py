@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import WhisperForConditionalGeneration
 
-from .shared import SEED, THREADS, Budget, Course, optimizers_of, update
-from .speech_batches import IGNORED, LETTERS, Ahead, Batch, Lesson, Writer, make_batches
+from .shared import SEED, THREADS, Budget, Course, optimizers_of, report, update
+from .speech_batches import IGNORED, LETTERS, Ahead, Batch, Lesson, make_batches
 from .speech_sounds import Recording, make_recordings
 from .spoken_text import sentence
 
@@ -85,6 +85,11 @@ class Listener(nn.Module):  # type: ignore[misc]
             result: torch.Tensor = self.whole.proj_out(hidden.last_hidden_state)
         return result.float()
 
+    def scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits of the tokens to write, these tokens, and whether they count."""
+        logits = self.logits(self.heard(batch.features, batch.offset), batch.tokens)
+        return logits.flatten(0, 1), batch.targets.flatten(), batch.targets.flatten() != IGNORED
+
     def loss(self, batch: Batch, spelling_weight: float, share: float) -> tuple[torch.Tensor, list[float]]:
         """Of spelling (by CTC, for a letter) and of writing (for a token), for a share of a step."""
         heard = self.heard(batch.features, batch.offset)
@@ -108,31 +113,14 @@ def train(model: Listener, tokenizer: Tokenizer, recordings: Sequence[Recording]
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(1)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
-    writer = Writer(tokenizer)
-    batches = Ahead(recordings, writer, LESSONS[0][1], Random(SEED))
-    rng = Random(SEED + 1)
-    validation = list(make_batches(recordings, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
+    batches = Ahead(recordings, tokenizer, LESSONS[0][1], Random(SEED))
+    others = list(make_batches(recordings, tokenizer, Lesson(2, 6.0, 9000, prompts=False), Random(SEED + 1)))
     layers = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
     optimizers = optimizers_of(model, layers, RATE, decay=0.01)
-    course = Course(budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, validation))
+    course = Course(budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, others, model.scores))
     for done in course.steps():
         batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if done >= since)
         learned = [next(batches) for _ in range(THREADS)]
         loss = functools.partial(model.loss, spelling_weight=1.0 if done < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
         course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def report(model: Listener, batches: list[Batch]) -> None:
-    """Print the share of tokens that greedy choice would write after right ones, and of windows without an error."""
-    model.train(False)
-    right = wanted = whole = rows = 0
-    for batch in batches:
-        found = model.logits(model.heard(batch.features, batch.offset), batch.tokens).argmax(-1)
-        asked = batch.targets != IGNORED
-        hits = (found == batch.targets) & asked
-        right, wanted = right + int(hits.sum()), wanted + int(asked.sum())
-        whole, rows = whole + int((hits == asked).all(-1).sum()), rows + len(found)
-    print(f"  right: {100 * right / wanted:.1f} % of tokens, {100 * whole / rows:.0f} % of windows", flush=True)
-    model.train()

@@ -90,53 +90,30 @@ class Batch:
     letter_counts: torch.Tensor
 
 
-class Writer:
-    """Turns windows into tokens."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.start, self.transcribe, self.en = map(self._id, (whisper.START, whisper.TRANSCRIBE, "<|en|>"))
-        self.no_timestamps, self.zero = map(self._id, (whisper.NO_TIMESTAMPS, whisper.timestamp(0)))
-        self.previous, self.no_speech = map(self._id, (whisper.START_OF_PREVIOUS, whisper.NO_SPEECH))
-        self.end = self._id(whisper.END_OF_TEXT)
-
-    def _id(self, token: str) -> int:
-        return self._tokenizer.encode(token).ids[0]
-
-    def text(self, text: str) -> list[int]:
-        """With the space that a sentence begins with."""
-        return list(self._tokenizer.encode(" " + text).ids)
-
-    def row(self, window: Window, offset: int, rng: Random, *, prompts: bool) -> tuple[list[int], list[int]]:
-        """Tokens and targets, which are the tokens that follow them."""
-        tokens: list[int] = []
-        if prompts and rng.random() < 0.1:
-            before = " ".join(sentence(rng) for _ in range(rng.randint(1, 3)))
-            tokens = [self.previous, *self.text(before)]
-        learned = [False] * len(tokens)
-        timed = rng.random() < 0.5
-        head = [self.start, self.en, self.transcribe, *([] if timed else [self.no_timestamps])]
-        body = self._body(window, offset, timed=timed)
-        tokens += [*head, *body]
-        learned += [False, True, True, *([] if timed else [False]), *([True] * len(body))]
-        targets = [token if wanted else IGNORED for token, wanted in zip(tokens, learned, strict=True)][1:]
-        if not window.spoken:
-            targets[tokens.index(self.start)] = self.no_speech
-        return tokens[:-1], targets
-
-    def _body(self, window: Window, offset: int, *, timed: bool) -> list[int]:
-        body: list[int] = []
-        for start, end, text in window.spoken:
-            words = self.text(text)
-            if timed:
-                times = [min(offset + round(at / _POSITION), whisper.TIMESTAMPS - 1) for at in (start, end)]
-                if not body and not offset:
-                    times[0] = min(times[0], POSITIONS_PER_SECOND)  # no first timestamp is later than 1 s
-                words = [self.zero + times[0], *words, self.zero + times[1]]
-            body += words
-        if timed and not body:
-            body = [self.zero]
-        return [*body, self.end]
+def written(
+    window: Window, tokenizer: Tokenizer, lesson: Lesson, offset: int, rng: Random
+) -> tuple[list[int], list[int]]:
+    """The tokens to write for a window, and its targets, which are the tokens that follow them."""
+    before = ""
+    if lesson.prompts and rng.random() < 0.1:
+        before = whisper.START_OF_PREVIOUS + "".join(" " + sentence(rng) for _ in range(rng.randint(1, 3)))
+    timed = rng.random() < 0.5
+    text = f"{whisper.START}<|en|>{whisper.TRANSCRIBE}{'' if timed else whisper.NO_TIMESTAMPS}"
+    for number, (start, end, said) in enumerate(window.spoken):
+        times = [min(offset + round(at / _POSITION), whisper.TIMESTAMPS - 1) for at in (start, end)]
+        if not number and not offset:
+            times[0] = min(times[0], POSITIONS_PER_SECOND)  # no first timestamp is later than 1 s
+        first, last = map(whisper.timestamp, times) if timed else ("", "")
+        text += f"{first} {said}{last}"
+    if timed and not window.spoken:
+        text += whisper.timestamp(0)
+    earlier, tokens = (list(tokenizer.encode(part).ids) for part in (before, text + whisper.END_OF_TEXT))
+    targets: list[int] = [IGNORED] * len(earlier) + tokens[1:]
+    if not timed:
+        targets[len(earlier) + 2] = IGNORED  # whether to write times is not the model's choice
+    if not window.spoken:
+        targets[len(earlier)] = tokenizer.encode(whisper.NO_SPEECH).ids[0]
+    return [*earlier, *tokens][:-1], targets
 
 
 def random_window(recordings: Sequence[Recording], lesson: Lesson, rng: Random) -> Window:
@@ -172,7 +149,7 @@ def _nothing(length: int, numbers: np.random.Generator) -> np.ndarray:
     return noise(length, numbers) * np.float32(10 ** numbers.uniform(-4, -0.7))
 
 
-def make_batches(recordings: Sequence[Recording], writer: Writer, lesson: Lesson, rng: Random) -> Iterator[Batch]:
+def make_batches(recordings: Sequence[Recording], tokenizer: Tokenizer, lesson: Lesson, rng: Random) -> Iterator[Batch]:
     """Batches of windows that are about as long as one another."""
     windows = sorted((random_window(recordings, lesson, rng) for _ in range(_SORTED)), key=lambda w: len(w.samples))
     groups: list[list[Window]] = [[]]
@@ -183,10 +160,10 @@ def make_batches(recordings: Sequence[Recording], writer: Writer, lesson: Lesson
         groups[-1].append(window)
     rng.shuffle(groups)
     for group in groups:
-        yield _batch(group, writer, lesson, rng)
+        yield _batch(group, tokenizer, lesson, rng)
 
 
-def _batch(windows: list[Window], writer: Writer, lesson: Lesson, rng: Random) -> Batch:
+def _batch(windows: list[Window], tokenizer: Tokenizer, lesson: Lesson, rng: Random) -> Batch:
     frames = WHOLE if lesson.whole else max(len(window.samples) for window in windows) // HOP
     frames = min(frames + rng.choices((2, 100, 500), (70, 24, 6))[0], WHOLE)
     frames += frames % 2
@@ -194,13 +171,13 @@ def _batch(windows: list[Window], writer: Writer, lesson: Lesson, rng: Random) -
     if lesson.prompts and not lesson.whole and rng.random() < 0.25:
         offset = rng.randint(0, WINDOW_SECONDS * POSITIONS_PER_SECOND - frames // 2)
     features = torch.stack([_padded(log_mel(window.samples), frames) for window in windows])
-    rows = [writer.row(window, offset, rng, prompts=lesson.prompts) for window in windows]
+    rows = [written(window, tokenizer, lesson, offset, rng) for window in windows]
     spelled = [" ".join(word for _, _, text in w.spoken for word in plain_words(text)) for w in windows]
     letters = [[1 + LETTERS.index(letter) for letter in text] for text in spelled]
     return Batch(
         features,
         offset,
-        _rectangle([tokens for tokens, _ in rows], writer.end),
+        _rectangle([tokens for tokens, _ in rows], tokenizer.encode(whisper.END_OF_TEXT).ids[0]),
         _rectangle([targets for _, targets in rows], IGNORED),
         _rectangle(letters, 0),
         torch.tensor([len(row) for row in letters]),
@@ -215,22 +192,22 @@ def _padded(features: torch.Tensor, frames: int) -> torch.Tensor:
 
 
 def _rectangle(rows: list[list[int]], filler: int) -> torch.Tensor:
-    most = max(1, *(len(row) for row in rows)) if rows else 1
+    most = max(1, *map(len, rows))
     return torch.tensor([row + [filler] * (most - len(row)) for row in rows])
 
 
 class Ahead:
     """Makes batches in a thread while the model learns."""
 
-    def __init__(self, recordings: Sequence[Recording], writer: Writer, lesson: Lesson, rng: Random) -> None:
+    def __init__(self, recordings: Sequence[Recording], tokenizer: Tokenizer, lesson: Lesson, rng: Random) -> None:
         self.lesson = lesson
-        self._recordings, self._writer, self._rng = recordings, writer, rng
+        self._recordings, self._tokenizer, self._rng = recordings, tokenizer, rng
         self._made: Queue[Batch] = Queue(4)
         Thread(target=self._make, daemon=True).start()
 
     def _make(self) -> None:
         while True:
-            for batch in make_batches(self._recordings, self._writer, self.lesson, self._rng):
+            for batch in make_batches(self._recordings, self._tokenizer, self.lesson, self._rng):
                 self._made.put(batch)
 
     def __iter__(self) -> Iterator[Batch]:

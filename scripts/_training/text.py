@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from .batches import Batch, Encoder, training_batches, validation_batches
+from .batches import Batch, Encoder, training_batches
 from .conversations import conversation
-from .shared import SEED, THREADS, Budget, Course, optimizers_of, small_llama, update
+from .shared import SEED, THREADS, Budget, Course, optimizers_of, report, small_llama, update
 from .template import SOURCE, render
 
 CONTEXT = 2048
@@ -51,11 +52,13 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None
     """Train until the budget is used; the learning rate falls to zero at its end."""
     encoder = Encoder(tokenizer, LONGEST)
     batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS)
-    validation = validation_batches(encoder, random.Random(SEED + 1), 40)
+    others = list(islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS), 20))
     optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0, inner=_muon_of_pytorch)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     torch.set_num_threads(1)
-    course = Course(budget, optimizers, RATE, "tokens", evaluate=lambda: _report(model, validation))
+    course = Course(
+        budget, optimizers, RATE, "tokens", evaluate=lambda: report(model, others, functools.partial(_scores, model))
+    )
     for _ in course.steps():
         learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
         total = sum(float(batch.weights.sum()) for batch in learned)
@@ -68,33 +71,15 @@ def _muon_of_pytorch(share: Sequence[torch.nn.Parameter]) -> torch.optim.Optimiz
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:
-    losses = functional.cross_entropy(_logits(model, batch).float(), batch.targets, reduction="none")
-    loss = (losses * batch.weights).sum() / total
+    logits, targets, weights = _scores(model, batch)
+    losses = functional.cross_entropy(logits.float(), targets, reduction="none")
+    loss = (losses * weights).sum() / total
     return loss, [loss.item()]
 
 
-def _logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Scores at the positions where the assistant speaks."""
+def _scores(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits at the positions where the assistant speaks, what follows there, and how much it counts."""
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):  # the cache is shared by all threads
         hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        logits: torch.Tensor = model.lm_head(hidden.flatten(0, 1).index_select(0, batch.said))
-    return logits
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def exactness(model: LlamaForCausalLM, batches: list[Batch]) -> float:
-    """The share of conversations in which greedy choice would say every word of the assistant."""
-    asked = wrong = 0
-    for batch in batches:
-        missed = (_logits(model, batch).argmax(-1) != batch.targets) & (batch.weights > 0)
-        length = batch.tokens.shape[1]
-        asked += len(set((batch.said[batch.weights > 0] // length).tolist()))
-        wrong += len(set((batch.said[missed] // length).tolist()))
-    return 1 - wrong / asked
-
-
-def _report(model: LlamaForCausalLM, validation: dict[str, list[Batch]]) -> None:
-    model.train(False)
-    shares = (f"{name} {100 * exactness(model, batches):.0f}" for name, batches in validation.items())
-    print(f"  exact: {', '.join(shares)}", flush=True)
-    model.train()
+        logits = model.lm_head(hidden.flatten(0, 1).index_select(0, batch.said))
+    return logits, batch.targets, batch.weights

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +18,8 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from .batches import Encoder
 from .drawings import random_scene
-from .picture_batches import (
-    GRIDS,
-    KINDS,
-    MAX_PIXELS,
-    MIN_PIXELS,
-    TINTS,
-    Batch,
-    Chat,
-    PictureEncoder,
-    picture_of,
-    training_batches,
-    training_chat,
-)
-from .picture_questions import ABILITIES, HELD_OUT, question
-from .shared import SEED, THREADS, Budget, Course, descend, optimizers_of
+from .picture_batches import KINDS, MAX_PIXELS, MIN_PIXELS, TINTS, Batch, training_batches, training_chat
+from .shared import SEED, THREADS, Budget, Course, descend, optimizers_of, report
 from .tables import table
 from .template import render
 from .tower import WIDTH, Tower, write_tower
@@ -91,70 +77,38 @@ class Seer(nn.Module):  # type: ignore[misc]
             loss = loss + (losses * weights).sum() / weights.sum()
         return loss
 
-    def logits(self, seen: torch.Tensor, batch: Batch, pad: int) -> torch.Tensor:
+    def logits(self, seen: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Scores where the assistant speaks."""
-        embeds = self.decoder.embed_tokens(batch.tokens)
+        tokens = batch.text.tokens
+        embeds = self.decoder.embed_tokens(tokens)
         features = self.tower.out(seen).flatten(0, 1)
-        embeds = embeds.masked_scatter((batch.tokens == pad)[..., None], features)
+        embeds = embeds.masked_scatter((tokens == QWEN.token)[..., None], features)
         hidden = self.decoder(inputs_embeds=embeds, position_ids=batch.positions, use_cache=False).last_hidden_state
-        result: torch.Tensor = self.head(hidden.flatten(0, 1).index_select(0, batch.said))
+        result: torch.Tensor = self.head(hidden.flatten(0, 1).index_select(0, batch.text.said))
         return result
+
+    def scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits where the assistant speaks, what follows there, and how much it counts."""
+        return self.logits(self.tower.seen(batch.pictures), batch), batch.text.targets, batch.text.weights
 
 
 def train(model: Seer, tokenizer: Tokenizer, budget: Budget) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(THREADS)
-    encoder = PictureEncoder(tokenizer, Encoder(tokenizer, CONTEXT))
+    encoder = Encoder(tokenizer, CONTEXT)
     batches = training_batches(encoder, random.Random(SEED), ROWS)
-    validation = validation_batches(encoder, random.Random(SEED + 1), 2)
+    others = list(islice(training_batches(encoder, random.Random(SEED + 1), ROWS), 20))
     optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], RATE, decay=0.01, threads=1)
-    course = Course(budget, optimizers, RATE, "pictures", evaluate=lambda: report(model, validation, encoder.pad))
+    course = Course(budget, optimizers, RATE, "pictures", evaluate=lambda: report(model, others, model.scores))
     for done in course.steps():
         batch = next(batches)
-        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > TOWER_ALONE)
+        seen = model.tower.seen(batch.pictures)
+        naming = loss = model.naming_loss(seen, batch)
+        losses = {"naming": naming.item()}
+        if done > TOWER_ALONE:
+            spoken = functional.cross_entropy(model.logits(seen, batch), batch.text.targets, reduction="none")
+            speaking = (spoken * batch.text.weights).sum() / batch.text.weights.sum()
+            losses["speaking"] = speaking.item()
+            loss = 0.3 * naming + speaking
+        descend(model, loss, optimizers)
         course.note(len(batch.pictures), **losses)
-
-
-def _step(
-    model: Seer, batch: Batch, pad: int, optimizers: Sequence[torch.optim.Optimizer], *, speaks: bool
-) -> dict[str, float]:
-    seen = model.tower.seen(batch.pictures)
-    naming = model.naming_loss(seen, batch)
-    losses, loss = {"naming": naming.item()}, naming
-    if speaks:
-        spoken = functional.cross_entropy(model.logits(seen, batch, pad), batch.targets, reduction="none")
-        speaking = (spoken * batch.weights).sum() / batch.weights.sum()
-        losses["speaking"] = speaking.item()
-        loss = 0.3 * naming + speaking
-    descend(model, loss, optimizers)
-    return losses
-
-
-def validation_batches(encoder: PictureEncoder, rng: random.Random, count: int) -> list[Batch]:
-    """Other pictures and phrasings: a question each."""
-    made = []
-    for grid in list(GRIDS)[: 3 * count]:
-        chats: list[Chat] = []
-        for ability in ABILITIES:
-            while sum(chat.ability == ability for chat in chats) < 4:
-                scene, image = picture_of(grid, rng)
-                if asked := question(ability, scene, HELD_OUT, rng):
-                    chats.append(Chat([], [(scene, image)], ability))
-                    chats[-1].say(asked, picture=True)
-        made.append(encoder.batch(chats, grid))
-    return made
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def report(model: Seer, batches: Iterable[Batch], pad: int) -> None:
-    """Print for each ability the share of questions in which greedy choice would say every word of the answer."""
-    model.train(False)
-    asked, wrong = Counter[str](), Counter[str]()
-    for batch in batches:
-        chosen = model.logits(model.tower.seen(batch.pictures), batch, pad).argmax(-1)
-        missed = (chosen != batch.targets) & (batch.weights > 0)
-        rows = set((batch.said[missed] // batch.tokens.shape[1]).tolist())
-        asked.update(batch.abilities)
-        wrong.update(batch.abilities[row] for row in rows)
-    print("  exact: " + ", ".join(f"{name} {100 * (1 - wrong[name] / asked[name]):.0f}" for name in asked), flush=True)
-    model.train()
