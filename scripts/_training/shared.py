@@ -116,22 +116,15 @@ def descend(model: torch.nn.Module, loss: torch.Tensor, optimizers: Sequence[tor
 
 
 def optimizers_of(
-    model: torch.nn.Module,
-    layers: Iterable[torch.nn.Module],
-    rate: float,
-    *,
-    decay: float,
-    threads: int = THREADS,
-    inner: Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module], rate: float, *, decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon (or `inner`) for the matrices inside of layers, shared out over the threads; AdamW for everything else."""
+    """Muon for the matrices inside of layers, shared out over the threads; AdamW for everything else."""
     matrices = [p for layer in layers for p in layer.parameters() if p.ndim == 2 and p.requires_grad]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen and p.requires_grad]
-    make = inner or (lambda share: Muon(share, lr=rate, momentum=0.95, decay=0.05))
     return [
         torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=True),
-        *(make(matrices[thread::threads]) for thread in range(threads)),
+        *(Muon(matrices[thread::THREADS], lr=rate, momentum=0.95, decay=0.05) for thread in range(THREADS)),
     ]
 
 

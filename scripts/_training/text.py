@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -53,7 +52,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None
     encoder = Encoder(tokenizer, LONGEST)
     batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS)
     others = list(islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS), 20))
-    optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0, inner=_muon_of_pytorch)
+    optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     torch.set_num_threads(1)
     course = Course(
@@ -64,10 +63,6 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None
         total = sum(float(batch.weights.sum()) for batch in learned)
         (loss,) = update(parameters, learned, functools.partial(_loss, model, total=total), optimizers, pool)
         course.note(sum(batch.tokens.numel() for batch in learned), loss=loss)
-
-
-def _muon_of_pytorch(share: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Muon(share, lr=RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:
