@@ -51,7 +51,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None
     """Train until the budget is used; the learning rate falls to zero at its end."""
     encoder = Encoder(tokenizer, LONGEST)
     batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS)
-    others = list(islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS), 20))
+    others = list(islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS), 6))
     optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     torch.set_num_threads(1)

@@ -97,7 +97,7 @@ def train(model: Seer, tokenizer: Tokenizer, budget: Budget) -> None:
     torch.set_num_threads(THREADS)
     encoder = Encoder(tokenizer, CONTEXT)
     batches = training_batches(encoder, random.Random(SEED), ROWS)
-    others = list(islice(training_batches(encoder, random.Random(SEED + 1), ROWS), 20))
+    others = list(islice(training_batches(encoder, random.Random(SEED + 1), ROWS), 12))
     optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], RATE, decay=0.01)
     course = Course(budget, optimizers, RATE, "pictures", evaluate=lambda: report(model, others, model.scores))
     for done in course.steps():
