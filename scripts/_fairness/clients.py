@@ -1,124 +1,35 @@
-"""The two keys of a server, and their requests over real sockets, each on a connection of its own."""
+"""The keys of a server, and their requests, each on a connection of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from _load.http import BrokenAnswer, Response, ask
+import httpx
 from _load.server import HOST
-
-from genai_server.tools.bench.bench_client import Server
-from genai_server.tools.bench.measurement import Answer, AnswerError
 
 # The key that attacks, the one that behaves, and the operator's.
 ATTACKER, VICTIM, ADMIN = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "admin"))
 CHATS = "/v1/chat/completions"
-WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
-# Seconds after which a request counts as refused.
-PATIENCE = 60.0
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
+# Seconds after which a request of the key that behaves counts as refused.
+_PATIENCE = 60.0
 # Seconds that a client of the attacker waits after a refusal.
 _PAUSE = 0.5
-_MARK = "fairness-6f1d2c"
+# Refusals that show that the attack itself is wrong.
+_MISTAKES = (400, 404, 422)
+
+# A POST, by the arguments of `httpx.AsyncClient.post`.
+Request = dict[str, Any]
+Make = Callable[[], Request]
 
 
 class Refused(Exception):
     """A request of the key that behaves was not answered; the message says how it ended."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """The body of a request, and its type."""
-
-    data: bytes
-    type: str = "application/json"
-
-
-def written(content: Any) -> Body:
-    """An object as JSON."""
-    return Body(json.dumps(content).encode())
-
-
-def form(file: bytes, name: str, **fields: str) -> Body:
-    """A form with a file."""
-    texts = (f'--{_MARK}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields)
-    head = f'--{_MARK}\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
-    data = ("".join(texts) + head).encode() + file + f"\r\n--{_MARK}--\r\n".encode()
-    return Body(data, f"multipart/form-data; boundary={_MARK}")
-
-
-def chat(content: str, **fields: Any) -> dict[str, Any]:
-    """The fields of a chat that is answered to its limit of tokens."""
-    usual = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
-    return {"messages": [{"role": "user", "content": content}], **usual, **fields}
-
-
-@dataclass(frozen=True)
-class Client:
-    """The holder of a key."""
-
-    port: int
-    key: str
-    chance: random.Random = field(default_factory=random.Random)
-
-    def words(self, number: int) -> str:
-        """New random words. A model with random weights has 1.1 tokens for each, the demo model two."""
-        return " ".join(self.chance.choices(WORDS, k=number))
-
-    def headers(self, type: str = "application/json") -> dict[str, str]:
-        """The headers of a request with a body of this type."""
-        return {"content-type": type, "authorization": f"Bearer {self.key}"}
-
-    async def ask(self, path: str, body: Body | None = None, method: str = "POST") -> Response:
-        """The complete answer to a request. Raises BrokenAnswer and OSError."""
-        body = body or Body(b"")
-        return await ask(self.port, method, path, body.data, self.headers(body.type))
-
-    async def answer(self, path: str, body: Body) -> Response:
-        """The complete answer to a POST. Raises Refused."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                response = await self.ask(path, body)
-        except (BrokenAnswer, OSError) as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
-        except TimeoutError:
-            raise Refused(f"no answer for {PATIENCE:g} s") from None
-        if response.status != 200:
-            raise Refused(f"{response.status} {response.body[:200].decode(errors='replace')}")
-        return response
-
-    async def complete(self, path: str, body: Body) -> float:
-        """Seconds to the end of the complete answer to a POST. Raises Refused."""
-        began = time.perf_counter()
-        await self.answer(path, body)
-        return time.perf_counter() - began
-
-    async def streamed(self, content: str, *, max_tokens: int, **fields: Any) -> Answer:
-        """A streamed chat, read to its end. Raises Refused."""
-        url = f"http://{HOST}:{self.port}"
-        server = Server("", url, api_key=self.key, model=None, body={"ignore_eos": True, "temperature": 0})
-        try:
-            async with asyncio.timeout(PATIENCE):
-                return (await server.ask(content, max_tokens, more=fields)).answer()
-        except AnswerError as error:
-            raise Refused(str(error)) from None
-        except TimeoutError:
-            raise Refused(f"no answer for {PATIENCE:g} s") from None
-        finally:
-            await server.close()
-
-    async def first_token(self, content: str, **fields: Any) -> float:
-        """Seconds to the first token of a streamed chat, which is read to its end. Raises Refused."""
-        answer = await self.streamed(content, **fields)
-        if answer.ttft is None:
-            raise Refused("an answer without a token")
-        return answer.ttft
 
 
 @dataclass
@@ -131,25 +42,68 @@ class Tally:
     mistake: str = ""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A running server, as the holders of its keys see it. `tally` counts in the process that attacks."""
+
+    attacker: httpx.AsyncClient
+    victim: httpx.AsyncClient
+    operator: httpx.AsyncClient
+    tally: Tally = field(default_factory=Tally)
+
+
 @asynccontextmanager
-async def keep_asking(
-    client: Client, tally: Tally, clients: int, body: Callable[[], Body | Mapping[str, Any]], path: str = CHATS
-) -> AsyncIterator[None]:
-    """The key of `client` has this many clients, each with one request after another, until the block ends; then all of
-    them leave. `body` makes each request's body. After a refusal or a broken answer a client waits a moment.
+async def place_at(port: int) -> AsyncIterator[Place]:
+    """The server at this port."""
+
+    def client(key: str, timeout: float | None) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"http://{HOST}:{port}"
+        return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
+
+    async with client(ATTACKER, None) as attacker, client(VICTIM, _PATIENCE) as victim, client(ADMIN, None) as operator:
+        yield Place(attacker, victim, operator)
+
+
+def words(number: int) -> str:
+    """Random words. A model with random weights has 1.1 tokens for each, the demo model two."""
+    return " ".join(random.choices(_WORDS, k=number))
+
+
+def chat(content: Any, **fields: Any) -> Request:
+    """A chat that is answered to its limit of tokens."""
+    usual = {"messages": [{"role": "user", "content": content}], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    return {"url": CHATS, "json": usual | fields}
+
+
+async def answer(client: httpx.AsyncClient, request: Request) -> httpx.Response:
+    """The complete answer, which knows how long it took. Raises Refused."""
+    try:
+        response = await client.post(**request)
+    except httpx.HTTPError as error:
+        raise Refused(f"{type(error).__name__}: {error}") from None
+    if response.status_code != 200:
+        raise Refused(f"{response.status_code} {response.text[:200]}")
+    return response
+
+
+@asynccontextmanager
+async def keep_asking(place: Place, clients: int, make: Make) -> AsyncIterator[None]:
+    """The attacker has this many clients, each with one request after another, until the block ends; then all of them
+    leave. After a refusal or a broken answer a client waits a moment.
     """
 
     async def keep() -> None:
         while True:
-            with suppress(BrokenAnswer, OSError):
-                content = body()
-                response = await client.ask(path, content if isinstance(content, Body) else written(content))
-                if response.status == 200:
-                    tally.answered += 1
+            with suppress(httpx.HTTPError):
+                response = await place.attacker.post(**make())
+                if response.status_code == 200:
+                    place.tally.answered += 1
                     continue
-                if response.status in (400, 404, 422):
-                    tally.mistake = response.body[:300].decode(errors="replace")
-            tally.refused += 1
+                if response.status_code in _MISTAKES:
+                    place.tally.mistake = response.text[:300]
+            place.tally.refused += 1
             await asyncio.sleep(_PAUSE)
 
     async with kept_running(keep, clients):
