@@ -10,6 +10,7 @@ With `--files`, schemas are those of a folder, such as `data` of https://github.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -17,16 +18,15 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Lock
 from typing import Any
+
+from _load.server import DEMO
 
 from genai_server.engine.model.files import model_info
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -42,9 +42,8 @@ from .campaign import Campaign, Outcome
 from .drawn import drawn_schema
 from .walks import MANNERS, DeadEnd, Walker
 
-DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 # After which a process counts as held up.
-_MAX_SECONDS = 120.0
+_MAX_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,11 @@ class Source:
     # Answers drawn for each schema.
     walks: int
     # Files with a schema each; without files, schemas are drawn.
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...]
     # Whether they are not strict, and followed where possible.
-    best_effort: bool = False
+    best_effort: bool
+    # Whether schemas and answers are printed.
+    shows: bool
 
     def schema(self, number: int) -> dict[str, Any]:
         """The schema of this number."""
@@ -71,62 +72,12 @@ class Source:
 class Checked:
     """The result of one schema: why it was refused, or its answers and which of them break it."""
 
-    number: int
     refusal: str | None = None
     # Keywords that the answers need not fit.
     left_out: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
     broken: list[str] = field(default_factory=list)
-
-
-class Checker:
-    """Checks the schemas of one source."""
-
-    def __init__(self, source: Source, *, shows: bool = False) -> None:
-        self._source = source
-        self._shows = shows
-        self._walkers = [_over_bytes(), _over_tokens()]
-
-    def check(self, number: int) -> Checked:
-        """The schema of this number."""
-        schema, checked = self._source.schema(number), Checked(number)
-        started = time.monotonic()
-        try:
-            if self._source.best_effort:
-                schema, checked.left_out = _followed(schema)
-            built = _compiled(schema)
-            for walker in self._walkers:
-                walker.compiled(built)
-            self._draw(schema, built, checked)
-        except InvalidField as error:
-            checked.refusal = _kind(error.message)
-        checked.seconds = time.monotonic() - started
-        return checked
-
-    def _draw(self, schema: dict[str, object], built: str, checked: Checked) -> None:
-        chance = random.Random(f"walks {self._source.seed} {checked.number}")
-        for walk in range(self._source.walks):
-            manner = MANNERS[walk % len(MANNERS)]
-            try:
-                answer = self._walkers[chance.random() < 0.3].answer(built, manner, chance)
-            except DeadEnd as end:
-                checked.broken.append(f"{json.dumps(schema)[:400]}\n  lets nothing follow {end}")
-                continue
-            if self._shows:
-                print(answer)
-            if answer is None:
-                checked.answers["without an end"] += 1
-                continue
-            try:
-                wrong = verdicts.complaint(schema, answer)
-            except verdicts.Unjudged:
-                checked.answers["that no validator can judge"] += 1
-                continue
-            checked.answers["that break their schema" if wrong else "that fit their schema"] += 1
-            if wrong is not None:
-                text = answer.decode(errors="replace")[:200]
-                checked.broken.append(f"{json.dumps(schema)[:400]}\n  gives {text!r}: {wrong}")
+    seconds: float = 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,69 +96,82 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
         known = sorted(arguments.files.rglob("*.json"))
         files = random.Random(arguments.seed).sample(known, min(arguments.count, len(known)))
         numbers = range(numbers.start, min(numbers.stop, len(files)))
-    source = Source(arguments.seed, arguments.walks, tuple(files), arguments.best_effort)
-    answers: Counter[str] = Counter()
-
-    def add(checked: Checked) -> None:
-        kind = "taken" if checked.refusal is None else "refused"
-        found.add(checked.number, Outcome(kind, checked.refusal or ""), checked.seconds)
-        for keyword in checked.left_out:
-            found.results["followed in part", f"without {keyword}"] += 1
-        answers.update(checked.answers)
-        found.failures += [(checked.number, what) for what in checked.broken]
-
-    if arguments.only is not None:
-        print(json.dumps(source.schema(arguments.only)))
-        add(Checker(source, shows=True).check(arguments.only))
-    else:
-        died = check_all(numbers, source, arguments.processes, add)
-        found.failures += [(number, "a schema has ended or held up the process that followed it") for number in died]
+    shows = arguments.only is not None
+    source = Source(arguments.seed, arguments.walks, tuple(files), arguments.best_effort, shows)
+    answers = asyncio.run(_check_all(source, found, numbers, arguments.processes))
     found.figures += [[f"answers {kind}", f"{number}"] for kind, number in sorted(answers.items())]
     return found
 
 
-def check_all(numbers: range, source: Source, processes: int, add: Callable[[Checked], None]) -> list[int]:
-    """Check the schemas with these numbers; returns those whose process died or hung, and was replaced."""
-    died: list[int] = []
-    lock = Lock()
+async def _check_all(source: Source, found: Campaign, numbers: range, num_processes: int) -> Counter[str]:
+    """Check the schemas with these numbers; returns the numbers of answers of each kind."""
+    answers: Counter[str] = Counter()
+    idle: list[ProcessPoolExecutor] = []
 
-    def check_share(share: Sequence[int]) -> None:
-        for found in _checked(share, source):
-            with lock:
-                died.append(found) if isinstance(found, int) else add(found)
+    async def attempt(number: int) -> Outcome:
+        # Of one process each, because the library that follows schemas can end it.
+        process = idle.pop() if idle else ProcessPoolExecutor(1, get_context("spawn"))
+        try:
+            checked = await asyncio.get_running_loop().run_in_executor(process, _check, source, number)
+        except BrokenProcessPool:
+            return Outcome("taken", "", "a schema has ended or held up the process that followed it")
+        idle.append(process)
+        answers.update(checked.answers)
+        for keyword in checked.left_out:
+            found.results["followed in part", f"without {keyword}"] += 1
+        kind = "taken" if checked.refusal is None else "refused"
+        return Outcome(kind, checked.refusal or "", "\n".join(checked.broken) or None, checked.seconds)
 
-    shares = [share for start in range(processes) if (share := numbers[start::processes])]
-    with ThreadPoolExecutor(processes) as threads:
-        list(threads.map(check_share, shares))
-    return died
-
-
-def _checked(share: Sequence[int], source: Source) -> Iterator[Checked | int]:
-    """The result of each schema, or its number if it has ended or held up the process that followed it. The library
-    that follows schemas can do both.
-    """
-    left = list(share)
-    while left:
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            id = process.submit(os.getpid).result()
-            while left:
-                number = left.pop(0)
-                try:
-                    yield process.submit(_check, source, number).result(_MAX_SECONDS)
-                except (BrokenProcessPool, TimeoutError):
-                    with suppress(ProcessLookupError):
-                        os.kill(id, signal.SIGKILL)
-                    yield number
-                    break
-
-
-@cache
-def _checker(source: Source) -> Checker:
-    return Checker(source)
+    await found.run(numbers, attempt, num_processes)
+    for process in idle:
+        process.shutdown()
+    return answers
 
 
 def _check(source: Source, number: int) -> Checked:
-    return _checker(source).check(number)
+    """The schema of this number, in a process of its own."""
+    schema, checked = source.schema(number), Checked()
+    walkers = _walkers()
+    if source.shows:
+        print(json.dumps(schema), flush=True)
+    started = time.monotonic()
+    signal.alarm(_MAX_SECONDS)  # which ends the process, also within the library
+    try:
+        if source.best_effort:
+            schema, checked.left_out = _followed(schema)
+        built = _compiled(schema)
+        chance = random.Random(f"walks {source.seed} {number}")
+        for walk in range(source.walks):
+            walker, manner = walkers[chance.random() < 0.3], MANNERS[walk % len(MANNERS)]
+            try:
+                answer = walker.answer(built, manner, chance)
+                kind, wrong = _judged(schema, answer)
+            except DeadEnd as end:
+                kind, wrong = "that nothing may follow", f"lets nothing follow {end}"
+                answer = None
+            checked.answers[kind] += 1
+            if source.shows:
+                print(answer, flush=True)
+            if wrong is not None:
+                checked.broken.append(f"{json.dumps(schema)[:400]}\n  {wrong}")
+    except InvalidField as error:
+        checked.refusal = _kind(error.message)
+    signal.alarm(0)
+    checked.seconds = time.monotonic() - started
+    return checked
+
+
+def _judged(schema: dict[str, Any], answer: bytes | None) -> tuple[str, str | None]:
+    """What kind of answer it is, and what is wrong with it."""
+    if answer is None:
+        return "without an end", None
+    try:
+        wrong = verdicts.complaint(schema, answer)
+    except verdicts.Unjudged:
+        return "that no validator can judge", None
+    if wrong is None:
+        return "that fit their schema", None
+    return "that break their schema", f"gives {answer.decode(errors='replace')[:200]!r}: {wrong}"
 
 
 def _followed(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -234,16 +198,12 @@ def _kind(message: str) -> str:
     return re.sub(r"-?\d[\d.e+-]*|'[^']*'|\"[^\"]*\"|/.*/|\(.*\)", "…", message.splitlines()[0])[:160]
 
 
-def _over_bytes() -> Walker:
-    model = ScriptedRunner().model
-    tokenizer = ByteTokenizer()
-    return Walker(
-        bytes_guidance(model), [tokenizer.token_bytes(id) for id in range(model.vocab_size)], model.eos_token_ids
+@cache
+def _walkers() -> tuple[Walker, Walker]:
+    """One over bytes, and one over the demo model's tokens."""
+    scripted = ScriptedRunner().model
+    demo = model_info(json.loads((DEMO / "genai_config.json").read_text(encoding="utf-8")))
+    return (
+        Walker(bytes_guidance(scripted), ByteTokenizer(), scripted),
+        Walker(model_guidance(DEMO, demo), ModelTokenizer(DEMO), demo),
     )
-
-
-def _over_tokens() -> Walker:
-    model = model_info(json.loads((DEMO / "genai_config.json").read_text(encoding="utf-8")))
-    tokenizer = ModelTokenizer(DEMO)
-    texts = [tokenizer.token_bytes(id) for id in range(model.vocab_size)]
-    return Walker(model_guidance(DEMO, model), texts, model.eos_token_ids)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from numpy.typing import NDArray
 
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.errors import GrammarFailed
+from genai_server.messages.generation_request import ModelInfo
+from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 
 MANNERS = ("any", "ends soon", "odd", "digits", "escapes", "again")
 _USUAL_TOKENS, _MAX_TOKENS = 60, 400
-_CLOSING, _DIGITS, _ESCAPES = b'"}],', b"09123-.eE+", b"\\u00617"
 
 Mask = NDArray[np.bool_]
 
@@ -25,41 +25,34 @@ class DeadEnd(Exception):
     """The grammar allows no continuation of an incomplete answer."""
 
 
-def _repeats(byte: int, text: bytes) -> bool:
-    return set(text) == {byte}
-
-
-def _begins_with(byte: int, text: bytes) -> bool:
-    return text[:1] == bytes([byte])
-
-
 class Walker:
-    """Draws answers of one vocabulary, of which `texts` gives each token's bytes. Belongs to one thread."""
+    """Draws answers over a vocabulary. Belongs to one thread."""
 
-    def __init__(self, guidance: Guidance, texts: Sequence[bytes], ends: Sequence[int]) -> None:
+    def __init__(self, guidance: Guidance, tokenizer: ByteTokenizer | ModelTokenizer, model: ModelInfo) -> None:
         self._guidance = guidance
-        self._texts = texts
-        self._usable = np.array([id not in ends for id in range(len(texts))])
-        self._closing = self._those(lambda text: text[-1] in _CLOSING)
-        self._odd = self._those(lambda text: len(text) > 3 or any(byte >= 0x80 or byte < 0x30 for byte in text))
-        self._digits = self._those(lambda text: set(text) <= set(_DIGITS))
-        self._nines = [self._those(partial(_repeats, digit)) for digit in b"09"]
-        self._escapes = self._those(lambda text: set(text) <= set(_ESCAPES))
-        self._begun = [self._those(partial(_begins_with, byte)) for byte in range(256)]
+        self._texts = [tokenizer.token_bytes(id) for id in range(model.vocab_size)]
+        self._usable = np.array([id not in model.eos_token_ids for id in range(model.vocab_size)])
+        self._first = np.array([text[0] if text else -1 for text in self._texts])
+        self._closing = self._those(lambda text: text[-1] in b'"}],')
+        # Tokens that each manner prefers: those of one of its masks.
+        self._preferred = {
+            "any": [self._closing],
+            "ends soon": [self._closing],
+            "odd": [self._those(lambda text: len(text) > 3 or any(byte >= 0x80 or byte < 0x30 for byte in text))],
+            "digits": [self._of(b"0"), self._of(b"9"), self._of(b"09123-.eE+")],
+            "escapes": [self._of(b"\\u00617")],
+        }
 
-    def compiled(self, grammar: str) -> None:
-        """Have the grammar compiled as the engine does. `answer` raises InvalidField if that has failed."""
+    def answer(self, grammar: str, manner: str, chance: random.Random) -> bytes | None:
+        """One complete answer, or None if it did not end.
+
+        Raises DeadEnd where nothing may come, and the answer is not whole; InvalidField if the engine cannot follow the
+        grammar.
+        """
         if self._guidance.guide(grammar) is None:
             waiting: Future[Any] = Future()
             self._guidance.compile(grammar, waiting.set_result)
             self._guidance.keep(grammar, waiting.result())
-
-    def answer(self, grammar: str, manner: str, chance: random.Random) -> bytes | None:
-        """One complete answer to a compiled grammar, or None if it did not end.
-
-        Raises DeadEnd where nothing may come, and the answer is not whole.
-        """
-        self.compiled(grammar)  # anew, if it has been followed for long
         guide = self._guidance.guide(grammar)
         assert guide is not None
         answer = bytearray()
@@ -81,24 +74,22 @@ class Walker:
         return None
 
     def _chosen(self, allowed: Mask, manner: str, before: bytearray, chance: random.Random) -> int:
-        if chance.random() < 0.7 and (liked := self._liked(manner, before, chance)) is not None:
-            preferred = (allowed & liked).nonzero()[0]
+        # An answer in any manner prefers few tokens, so that it does not follow one manner only.
+        if chance.random() < (0.2 if manner == "any" else 0.7):
+            preferred = (allowed & self._liked(manner, before, chance)).nonzero()[0]
             if len(preferred):
                 return int(chance.choice(preferred))
         return int(chance.choice(allowed.nonzero()[0]))
 
-    def _liked(self, manner: str, before: bytearray, chance: random.Random) -> Mask | None:
-        match manner:
-            case "odd":
-                return self._odd
-            case "digits":
-                return chance.choice([*self._nines, self._digits])
-            case "escapes":
-                return self._escapes
-            case "again":  # what stood behind the last such byte, so that keys come again
-                place = before.rfind(before[-1:], 0, len(before) - 1) if before else -1
-                return self._begun[before[place + 1] if place >= 0 else ord('"')]
-        return self._closing if manner == "ends soon" or chance.random() < 0.3 else None
+    def _liked(self, manner: str, before: bytearray, chance: random.Random) -> Mask:
+        if manner == "again":  # what stood behind the last such byte, so that keys come again
+            place = before.rfind(before[-1:], 0, len(before) - 1) if before else -1
+            liked: Mask = self._first == (before[place + 1] if place >= 0 else ord('"'))
+            return liked
+        return chance.choice(self._preferred[manner])
+
+    def _of(self, characters: bytes) -> Mask:
+        return self._those(lambda text: not text.strip(characters))
 
     def _those(self, wanted: Callable[[bytes], bool]) -> Mask:
         return np.array([bool(text) and wanted(text) for text in self._texts])
