@@ -1,36 +1,22 @@
 """Small JSON schemas at random, with patterns as ECMA-262 has them: the same one for the same seed and number."""
 
-# ruff: noqa: SIM905 - tables read better as running text
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 KEYS = ["a", "b", "from", "é", "x-y", "", 'q"', "a\n", "a/b", "😀", "1", "__proto__"]
 TEXTS = ["", "a", "é", "😀", "e\u0301", 'a"b', "a\\b", "a/b", "\n\t", "\u2028", "0", "\x7f", "\x01", "<|end|>"]
 TYPES = ["string", "integer", "number", "boolean", "null", "array", "object"]
 _DEEPEST = 3
-# Parts of patterns. They include characters on which dialects of regular expressions differ.
-_ATOMS = [
-    " ",
-    *r"""
-    a b c 0 1 - _ é 😀 . . \d \w \s \D \W \S [a-c] [^a] [0-9] [é-ü] [😀-😎] [\s\S] [^\s] [^\S] [\w.-]
-    [^\W_] [\d\-x] [&&] [a&&b] [a~~b] [a\-\-b] [a-c.-] \. \/ / \n \t \x41 \u00e9 \u{1F600} \\ \$ \^ \*
-    [.] [$^] [\]x] " \p{L} \p{Lu} \P{L} [-a] [a-] [\n\r] \ud83d\ude00 \v \f \0 \cA [^] : # < ~
-    """.split(),
-]
-_ODD = r"^ $ \b (?=a) (?!b) [[] [[:alpha:]] [a-c&&[^b]] \< \A \z \a (?i)a (?<stop>ab) ] { }".split()
-_REPEATS = ["", "", "", "", *"* + ? {2} {0,2} {1,3} {2,} *? +? {,2}".split()]
-# Patterns as people write them.
-_USUAL = r"""
-    ^[a-z]{2,4}$ ^\d{3}-\d{4}$ ^(\([0-9]{3}\))?[0-9]{3}-[0-9]{4}$ ^[^@\s]+@[^@\s]+\.[^@\s]+$
-    ^#?([a-fA-F0-9]{6}|[a-fA-F0-9]{3})$ ^\+?[1-9]\d{1,14}$ ^.+$ ^\S+$ ^(?!\s).+ \S ^[A-Za-z_][A-Za-z0-9_]*$ ^(?!0)\d+$
-    ^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$ ^[\w.+-]+$ ^.{1,20}$ foo|bar ^foo|bar$ ^$|^[a-z]+$ ^(\d{4})-(0[1-9]|1[0-2])$
-    ^v?\d+\.\d+\.\d+$ ^[\u4e00-\u9fff]+$ ^[\x20-\x7e]*$ ^\p{L}[\p{L}\p{N}\x20]*$ ^[^\x00-\x1f]*$
-    ^[a-zA-Z0-9._%+\-]+@[a-zA-Z0-9.\-]+\.[a-zA-Z]{2,}$ ^(GET|POST|PUT)$ ^\$?\d+(\.\d{2})?$ ^[^/\\]+$
-    """.split()
+# Deeper, a text uses the last production of each symbol.
+_DEEPEST_TEXT = 14
 
 INTEGERS = [0, 1, -1, 2, 5, 9, 10, 99, 100, -7, 255, 1000, 2**31 - 1, 2**31, -(2**31), 2**32, 10**15, 10**17, 10**18]
 INTEGERS += [sign * 2**power + more for sign in (1, -1) for power in (53, 63, 64, 70) for more in (-1, 0, 1)]
@@ -41,6 +27,22 @@ FLOATS += [99.99, 100.01, 0.01, 0.009, 2.0**53, 2.0**63, 4503599627370496.5, 0.3
 MULTIPLES = [1, 2, 3, 5, 7, 10, 100, 0.5, 0.1, 0.01, 0.25, 1.5, 0.3, 0.07, 1e-7, 1.1, 25, 2.5, 1.0, 12, 97, 0.001, 1e3]
 
 
+def _productions() -> dict[str, tuple[list[str], list[int]]]:
+    """The productions of each symbol of texts.yaml, and their weights."""
+    read = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
+    found = {}
+    for symbol, listed in read.items():
+        weighted = [
+            each if isinstance(each, list) else (1, each)
+            for each in (listed.split() if isinstance(listed, str) else listed)
+        ]
+        found[symbol] = ([str(text) for _, text in weighted], [weight for weight, _ in weighted])
+    return found
+
+
+_PRODUCTIONS = _productions()
+
+
 class Drawn:
     """One schema, whose parts all use the same random numbers."""
 
@@ -48,25 +50,37 @@ class Drawn:
         self._chance = chance
         self._names: list[str] = []
         self._depth = -1
-        self._leaves = [self._integer, self._number] * 3 + [self._string] * 4 + [self._literal] * 2 + [self._plain]
-        self._inner = [self._object] * 4 + [self._array] * 3 + [self._union] * 2
-        self._inner += [self._joined, self._nullable, self._typeless]
 
     def schema(self) -> dict[str, Any]:
         """A complete schema, with its definitions."""
         self._names = self._some(["A", "B", "tree node"], 2) if self._chance.random() < 0.15 else []
         drawn = self._part()
-        self._depth = 0
         if self._names:
+            self._depth = 0
             drawn["$defs"] = {name: self._part() for name in self._names}
+            self._depth = -1
         drafts = ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
         return drawn | self._rarely(0.03, {"$schema": lambda: self._chance.choice(drafts)})
 
+    def text(self, symbol: str, depth: int = 0) -> str:
+        """A text of this symbol."""
+        if symbol not in _PRODUCTIONS:
+            drawn: str = getattr(self, symbol)()
+            return drawn
+        texts, weights = _PRODUCTIONS[symbol]
+        (text,) = self._chance.choices(texts, weights) if depth < _DEEPEST_TEXT else texts[-1:]
+        return re.sub("«(.*?)»", lambda found: self.text(found[1], depth + 1), text)
+
+    def _pattern(self) -> str:
+        return self.text("pattern")
+
     def _part(self) -> dict[str, Any]:
         self._depth += 1
-        kinds = self._leaves if self._depth >= _DEEPEST else self._leaves + self._inner
+        kinds = [self._number] * 6 + [self._string] * 4 + [self._literal] * 2 + [self._plain]
+        if self._depth < _DEEPEST:
+            kinds += [self._object] * 4 + [self._array] * 3 + [self._union, self._joined, self._retyped] * 2
         if self._names and self._depth:
-            kinds = kinds + [self._reference] * 3
+            kinds += [self._reference] * 3
         drawn = self._chance.choice(kinds)()
         self._depth -= 1
         return drawn
@@ -114,7 +128,15 @@ class Drawn:
             case _:
                 return chance.uniform(-1, 1) * 10.0 ** chance.randint(-10, 20)
 
-    def _bounds(self, draw: Callable[[], int | float]) -> dict[str, Any]:
+    def _count(self, most: int) -> int:
+        return self._chance.randint(0, most)
+
+    def _number(self) -> dict[str, Any]:
+        kind = self._chance.choice(["integer", "number"])
+        return {"type": kind, **self._bounds(is_whole=kind == "integer" and self._chance.random() < 0.8)}
+
+    def _bounds(self, *, is_whole: bool) -> dict[str, Any]:
+        draw = self._whole_number if is_whole else self._any_number
         low, high = sorted((draw(), draw()))
         if self._chance.random() < 0.1:
             high = low
@@ -123,15 +145,8 @@ class Drawn:
         bounds = self._rarely(0.7, {lower: lambda: low, upper: lambda: high})
         return bounds | self._rarely(0.2, {"multipleOf": lambda: self._chance.choice(MULTIPLES)})
 
-    def _integer(self) -> dict[str, Any]:
-        draw = self._whole_number if self._chance.random() < 0.8 else self._any_number
-        return {"type": "integer", **self._bounds(draw)}
-
-    def _number(self) -> dict[str, Any]:
-        return {"type": "number", **self._bounds(self._any_number)}
-
     def _lengths(self, low: str, high: str, most: int) -> dict[str, Any]:
-        first, second = sorted(self._chance.randint(0, most) for _ in range(2))
+        first, second = sorted(self._count(most) for _ in range(2))
         given = {low: first, high: second}
         return {key: given[key] for key in self._some([low, high], 2)}
 
@@ -139,12 +154,12 @@ class Drawn:
         drawn: dict[str, Any] = {"type": "string"}
         kind = self._chance.randint(0, 9)
         if kind < 4:
-            drawn["pattern"] = pattern(self._chance)
+            drawn["pattern"] = self._pattern()
         elif kind < 7:
             drawn["format"] = self._chance.choice(FORMATS)
         if kind in (0, 4, 7, 8, 9):
             drawn |= self._lengths("minLength", "maxLength", self._chance.choice([3, 8, 30]))
-        return drawn | self._rarely(0.03, {"pattern": lambda: pattern(self._chance)})
+        return drawn | self._rarely(0.03, {"pattern": self._pattern})
 
     def _value(self, depth: int = 0) -> Any:
         chance = self._chance
@@ -168,7 +183,7 @@ class Drawn:
         else:
             drawn = {"enum": [self._value() for _ in range(self._chance.randint(1, 4))]}
         drawn |= self._rarely(0.3, {"type": lambda: self._chance.choice(TYPES)})
-        return drawn | (self._bounds(self._any_number) if self._chance.random() < 0.1 else {})
+        return drawn | (self._bounds(is_whole=False) if self._chance.random() < 0.1 else {})
 
     def _object(self) -> dict[str, Any]:
         chance = self._chance
@@ -181,9 +196,9 @@ class Drawn:
             del drawn["properties"]
         if chance.random() < 0.15:
             drawn |= self._lengths("minProperties", "maxProperties", 3)
-        by_pattern = {"patternProperties": lambda: {pattern(chance): part for part in self._parts(2)}}
+        by_pattern = {"patternProperties": lambda: {self._pattern(): part for part in self._parts(2)}}
         drawn |= self._rarely(0.5, {"additionalProperties": self._part_or_none}) | self._rarely(0.15, by_pattern)
-        return drawn | self._rarely(0.02, {"propertyNames": lambda: {"pattern": pattern(chance)}})
+        return drawn | self._rarely(0.02, {"propertyNames": lambda: {"pattern": self._pattern()}})
 
     def _array(self) -> dict[str, Any]:
         drawn = {"type": "array", **self._rarely(0.8, {"items": self._part})}
@@ -197,57 +212,23 @@ class Drawn:
 
     def _union(self) -> dict[str, Any]:
         drawn: dict[str, Any] = {self._chance.choice(["anyOf", "anyOf", "oneOf"]): self._parts(3)}
-        return self._shuffled(drawn | (self._part() if self._chance.random() < 0.15 else {}))
+        return drawn | (self._part() if self._chance.random() < 0.15 else {})
 
     def _joined(self) -> dict[str, Any]:
-        kind = self._chance.choice([self._integer, self._number, self._string, self._object, self._array, self._part])
+        kind = self._chance.choice([self._number, self._number, self._string, self._object, self._array, self._part])
         drawn: dict[str, Any] = {"allOf": [kind() for _ in range(self._chance.randint(1, 2))]}
         drawn |= kind() if self._chance.random() < 0.6 else {}
-        return self._shuffled(drawn | self._rarely(0.05, {"not": self._part}))
+        return drawn | self._rarely(0.05, {"not": self._part})
 
-    def _nullable(self) -> dict[str, Any]:
+    def _retyped(self) -> dict[str, Any]:
+        """A part that may also be null, or without its type."""
         drawn = self._part()
-        kind = drawn.get("type")
-        return drawn | ({"type": [kind, "null"]} if isinstance(kind, str) and kind != "null" else {})
-
-    def _typeless(self) -> dict[str, Any]:
-        drawn = self._part()
-        drawn.pop("type", None)
+        kind = drawn.pop("type", None)
+        if isinstance(kind, str) and kind != "null" and self._chance.random() < 0.5:
+            return {**drawn, "type": [kind, "null"]}
         return drawn | self._rarely(0.2, {"type": lambda: self._some(TYPES, 3) or "string"})
-
-    def _shuffled(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        return dict(self._chance.sample(list(drawn.items()), len(drawn)))
 
 
 def drawn_schema(seed: int, number: int) -> dict[str, Any]:
     """The schema of this number."""
     return Drawn(random.Random(f"schema {seed} {number}")).schema()
-
-
-def pattern(chance: random.Random) -> str:
-    """One pattern: anchored, half anchored, or anywhere in the text."""
-    if chance.random() < 0.1:
-        return chance.choice(_USUAL)
-    inner = _alternation(chance, 0)
-    return chance.choice(["", "^", "^"]) + inner + chance.choice(["", "$", "$"])
-
-
-def _alternation(chance: random.Random, depth: int) -> str:
-    return "|".join(_sequence(chance, depth) for _ in range(chance.choice([1, 1, 1, 2, 3])))
-
-
-def _sequence(chance: random.Random, depth: int) -> str:
-    return "".join(_piece(chance, depth) for _ in range(chance.randint(0 if depth else 1, 3)))
-
-
-def _piece(chance: random.Random, depth: int) -> str:
-    kind = chance.random()
-    if kind < 0.03:
-        return chance.choice(_ODD)
-    if kind < 0.15 and depth < 2:
-        inner = _alternation(chance, depth + 1)
-        edges = chance.choice([("", "")] * 6 + [("^", ""), ("", "$")])
-        atom = chance.choice(["({})", "(?:{})", "(?<n>{})"]).format(edges[0] + inner + edges[1])
-    else:
-        atom = chance.choice(_ATOMS)
-    return atom + chance.choice(_REPEATS)
