@@ -13,10 +13,13 @@ import json
 import re
 import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
-from _load.http import BrokenAnswer, ask, ask_json
-from _load.server import DEMO, Server, run_server
+import httpx
+from _load.http import BrokenAnswer, ask_json
+from _load.server import DEMO, HOST, Server, run_server
 
 from .attempts import complaint_about
 from .campaign import Campaign, Outcome
@@ -28,32 +31,35 @@ _SECONDS = 120.0
 _CHECKS = re.compile(r'^genai:grammar_checks_total\{result="(\w+)"\} (\S+)', re.MULTILINE)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """This target has no arguments of its own."""
-
-
 def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
     """Send the grammars with these numbers."""
     found = Campaign(arguments.seed)
     if arguments.only is not None:
         print(json.dumps(hostile_fields(arguments.seed, arguments.only)))
-    for place, name in enumerate(_SETTINGS):
-        # Each has its numbers, also where only one of them is tried.
-        some = range(numbers.start + (place - numbers.start) % len(_SETTINGS), numbers.stop, len(_SETTINGS))
-        if some:
-            with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), _SETTINGS[name]) as server:
-                asyncio.run(_send(server, name, found, some))
+    with ExitStack() as stack:
+        servers = {}
+        for name, settings in _SETTINGS.items():
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            servers[name] = stack.enter_context(run_server(Path(folder), settings))
+        before = _processes(servers)
+        asyncio.run(_send(servers, found, numbers))
+        if (after := _processes(servers)) != before:
+            found.broken.append(f"servers, engines and their restarts were {before} and are {after}")
+        for name, server in servers.items():
+            checks = _CHECKS.findall(httpx.get(f"http://{HOST}:{server.port}/metrics", timeout=60).text)
+            found.figures += [[f"{name}: checks that ended as {result}", number] for result, number in checks]
     return found
 
 
-async def _send(server: Server, name: str, found: Campaign, numbers: range) -> None:
+async def _send(servers: Mapping[str, Server], found: Campaign, numbers: range) -> None:
     async def attempt(number: int) -> Outcome:
+        name = list(servers)[number % len(servers)]
         body = {"messages": [{"role": "user", "content": "say 1"}], "max_tokens": _TOKENS, "temperature": 1}
         body |= {"seed": number, **hostile_fields(found.seed, number)}
         started = time.perf_counter()
         try:
             async with asyncio.timeout(_SECONDS):
-                response = await ask_json(server.port, "/v1/chat/completions", body)
+                response = await ask_json(servers[name].port, "/v1/chat/completions", body)
         except (BrokenAnswer, OSError, TimeoutError) as error:
             return Outcome(name, "no answer", f"no answer: {type(error).__name__} {error}")
         code = response.json()["error"]["code"] if response.status >= 400 else ""
@@ -62,17 +68,10 @@ async def _send(server: Server, name: str, found: Campaign, numbers: range) -> N
             complaint = f"status {response.status}"
         return Outcome(name, f"{response.status} {code}".strip(), complaint, time.perf_counter() - started)
 
-    before = await asyncio.to_thread(_processes, server)
     await found.run(numbers, attempt)
-    if (after := await asyncio.to_thread(_processes, server)) != before:
-        found.broken.append(f"{name}: server, engine and its restarts were {before} and are {after}")
-    metrics = (await ask(server.port, "GET", "/metrics")).body.decode()
-    found.figures += [
-        [f"{name}: checks that ended as {result}", f"{float(number):.0f}"]
-        for result, number in _CHECKS.findall(metrics)
+
+
+def _processes(servers: Mapping[str, Server]) -> list[object]:
+    return [
+        (server.pid, engine["pid"], engine["restarts"]) for server in servers.values() for engine in server.engines()
     ]
-
-
-def _processes(server: Server) -> list[object]:
-    (device,) = server.engines()
-    return [server.pid, device["pid"], device["restarts"]]
