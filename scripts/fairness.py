@@ -25,7 +25,6 @@ from _fairness.scenario import HEAD, Family, Row, run
 from _load.server import DEMO, run_server
 from _models.table import table
 
-_SECONDS_TO_START = 300.0
 FAMILIES = {family.name: family for family in (SCHEDULING, CACHE, MODELS, PREPARATION, BODIES)}
 
 
@@ -58,7 +57,7 @@ def measured(family: Family, arguments: argparse.Namespace) -> Iterator[Row]:
     keys = {"GENAI_API_KEYS": f"alice:{ATTACKER},bob:{VICTIM}", "GENAI_ADMIN_API_KEY": ADMIN}
     with tempfile.TemporaryDirectory(prefix="fairness") as folder:
         settings = {"GENAI_MODEL_DIR": f"{model}", **keys, **family.settings_at(Path(folder), model)}
-        with run_server(Path(folder), settings, _SECONDS_TO_START, key=ADMIN) as server:
+        with run_server(Path(folder), settings, key=ADMIN) as server:
             for scenario in family.scenarios:
                 measuring = run(
                     scenario, server.port, arguments.rounds, arguments.requests, is_timed=not arguments.short

@@ -36,6 +36,8 @@ TARGETS = {
     "recordings": (recordings, 20_000),
     "schemas": (schemas, 100_000),
 }
+# Those whose answers have limits of time.
+_TIMED = ("requests", "images")
 
 
 def main() -> None:
@@ -45,18 +47,21 @@ def main() -> None:
         target = targets.add_parser(name, description=module.__doc__)
         target.add_argument("--count", type=int, default=count, help=f"attempts in all ({count})")
         target.add_argument("--seed", type=int, default=int(time.time()))
-        target.add_argument("--only", type=int, metavar="NUMBER", help="this attempt of the seed, and show what it is")
-        target.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
-        module.add_arguments(target)
+        target.add_argument("--only", type=int, metavar="NUMBER", help="only this attempt of the seed")
+        if name in _TIMED:
+            help = "how many times as long as on a quiet machine answers may take (1)"
+            target.add_argument("--slack", type=float, default=1.0, help=help)
+        if name == "schemas":
+            schemas.add_arguments(target)
     arguments = parser.parse_args()
     module, _ = TARGETS[arguments.target]
     numbers = range(arguments.count) if arguments.only is None else range(arguments.only, arguments.only + 1)
     started = time.monotonic()
     found = module.run(arguments, numbers)
     rows = [[kind, result, str(number)] for (kind, result), number in sorted(found.results.items())]
-    print(table([["what", "result", "number"], *rows], markdown=arguments.markdown), end="\n\n")
+    print(table([["what", "result", "number"], *rows], markdown=False), end="\n\n")
     if found.figures:
-        print(table([["what", "figure"], *found.figures], markdown=arguments.markdown), end="\n\n")
+        print(table([["what", "figure"], *found.figures], markdown=False), end="\n\n")
     seconds, number = found.slowest
     print(f"{time.monotonic() - started:.0f} s, seed {arguments.seed}, slowest {seconds:.2f} s (number {number})")
     again = f"again: scripts/fuzz {arguments.target} --seed {arguments.seed} --only"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .corpus import BODIES, CONVERSATION, RESPONSE
+from .corpus import BODIES, CONTENT_TYPES, CONVERSATION, ODD_HEADERS, RESPONSE
 from .floods import Place, flooded
-from .mutations import CONTENT_TYPES, mutated_body
+from .mutations import mutated_body
 
 # Such a body takes as long to send as a hundred others.
 _FLOODS = 0.03
@@ -18,23 +18,6 @@ _EXISTING = 0.7
 # A server gives up on a body that is so long, or on a header that is no HTTP, while it is still being sent.
 _DRAINED = 8 * 1024 * 1024
 _NO_HTTP = "authorization: Bearer \x01"
-_ODD_HEADERS = (
-    "x-request-id: ../../../x",
-    "x-request-id: " + "a" * 65,
-    "x-request-timeout: -1",
-    "x-request-timeout: nan",
-    _NO_HTTP,
-    "authorization: Basic",
-    "accept-encoding: gzip, br, *;q=0",
-    "accept: text/event-stream;q=x",
-    "expect: 100-continue",
-    "content-encoding: gzip",
-    "origin: null",
-    "cookie: " + "a=b; " * 500,
-    "x-forwarded-for: ,,,",
-    "range: bytes=0-1",
-    "x: é",
-)
 
 
 @dataclass(frozen=True)
@@ -50,10 +33,11 @@ def attempt(seed: int, number: int, endpoints: Mapping[str, Sequence[Place]]) ->
     """The same for the same seed, number and endpoints, which have places for floods by their paths."""
     chance = random.Random(f"{seed}-{number}")
     path = sorted(endpoints)[number % len(endpoints)]
+    valid = chance.choice(BODIES.get(path) or [{}])
     if endpoints[path] and chance.random() < _FLOODS:
-        body = flooded(chance, chance.choice(endpoints[path]))
+        body = flooded(chance, valid, chance.choice(endpoints[path]))
     else:
-        body = mutated_body(chance, chance.choice(BODIES.get(path) or [{}]))
+        body = mutated_body(chance, valid)
     target = path
     if chance.random() < _EXISTING:
         target = target.replace("{conversation_id}", CONVERSATION).replace("{response_id}", RESPONSE)
@@ -64,7 +48,7 @@ def attempt(seed: int, number: int, endpoints: Mapping[str, Sequence[Place]]) ->
     kind = CONTENT_TYPES[0] if chance.random() < 0.93 else chance.choice(CONTENT_TYPES)
     headers.append(f"content-type: {kind}")
     if chance.random() < 0.1:
-        headers.append(chance.choice(_ODD_HEADERS))
+        headers.append(chance.choice([*ODD_HEADERS, _NO_HTTP]))
     framing, sent, is_whole = _framed(chance, body)
     head = f"POST {target} HTTP/1.1\r\n" + "".join(f"{line}\r\n" for line in [*headers, *framing]) + "\r\n"
     is_whole = is_whole and len(body) < _DRAINED and _NO_HTTP not in headers

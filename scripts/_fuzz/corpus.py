@@ -1,4 +1,4 @@
-"""Valid bodies of the POST endpoints, for mutations to begin with: those of corpus.yaml."""
+"""Valid requests, for mutations to begin with: those of corpus.yaml."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _NAMED = {
     "$name121": "n" * 121,
     "$name128": "n" * 128,
     "$text3000": "x" * 3000,
+    "$cookie": "a=b; " * 500,
 }
+_text = Path(__file__).with_name("corpus.yaml").read_text(encoding="utf-8")
+for _name, _value in _NAMED.items():
+    _text = _text.replace(_name, _value)
+_read: dict[str, Any] = yaml.safe_load(_text)
 
-
-def _bodies() -> dict[str, list[dict[str, Any]]]:
-    text = Path(__file__).with_name("corpus.yaml").read_text(encoding="utf-8")
-    for name, value in _NAMED.items():
-        text = text.replace(name, value)
-    bodies: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)["bodies"]
-    references = [{"type": "item_reference", "id": ITEM}] * 300
-    bodies["/v1/responses"].append({"input": references, "store": False, "max_output_tokens": 4})
-    return bodies
-
-
-# By path. Bodies may share their parts, so that whoever changes one copies it first.
-BODIES = _bodies()
+# Bodies of the POST endpoints by path. They may share their parts, so that whoever changes one copies it first.
+BODIES: dict[str, list[dict[str, Any]]] = _read["bodies"]
+_REFERENCES = [{"type": "item_reference", "id": ITEM}] * 300
+BODIES["/v1/responses"].append({"input": _REFERENCES, "store": False, "max_output_tokens": 4})
+# Requests with an image, each with `path`, `field` and `body`.
+IMAGES: list[dict[str, Any]] = _read["images"]
+# The right one first, and others.
+CONTENT_TYPES: list[str] = _read["content_types"]
+ODD_HEADERS: list[str] = _read["odd_headers"]

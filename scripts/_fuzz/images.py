@@ -10,13 +10,11 @@ import argparse
 import asyncio
 import base64
 import itertools
+import json
 import random
-import re
 import struct
 import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
@@ -24,34 +22,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _load.http import ask, ask_json
+from _load.http import JSON, ask
 from _load.pulse import LONGEST_PULSE, pulse
 from _load.server import REPOSITORY, Server, run_server
 from PIL import Image
 
 from .campaign import Campaign, Outcome
-from .files import CLIENTS, add_counts, damaged, refusal
+from .corpus import IMAGES
+from .files import damaged, refusal
 
 _SETTINGS = {
     "GENAI_MODEL_DIR": str(REPOSITORY / "tests" / "built_models" / "qwen-3-vl-images"),
     # Each image is read and encoded.
     "GENAI_ENCODER_CACHE_BYTES": "0",
 }
-_RESULTS = re.compile(r'^genai:images_total\{result="(\w+)"} (\S+)$', re.MULTILINE)
 # Formats that are read, several times for more files of them, and others.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP") * 4 + ("TIFF", "ICO", "PPM", "JPEG2000", "AVIF", "MPO", "TGA", "SGI")
 _MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16", "YCbCr")
+_PNG = b"\x89PNG\r\n\x1a\n"
 _BEGINNINGS = (
-    b"",
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff\xe0",
-    b"GIF89a",
-    b"BM",
-    b"RIFF\xff\xff\xff\x7fWEBPVP8X",
-    b"PK\x03\x04",
-    b"<svg>",
+    *(b"", _PNG, b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"RIFF\xff\xff\xff\x7fWEBPVP8X", b"PK\x03\x04", b"<svg>"),
 )
-_PNG = _BEGINNINGS[1]
 _ORIENTATION = 0x0112
 # Each such file has many pixels, which takes seconds.
 _EVERY = 1000
@@ -114,15 +105,10 @@ def _large(chance: random.Random) -> bytes:
     return file.getvalue()
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this target."""
-    most = f"slowest /healthz that is allowed ({LONGEST_PULSE:g})"
-    parser.add_argument("--pulse", type=float, default=LONGEST_PULSE, help=most)
-
-
 def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
     """Send the images with these numbers."""
     found = Campaign(arguments.seed)
+    longest = arguments.slack * LONGEST_PULSE
     with (
         tempfile.TemporaryDirectory() as folder,
         run_server(Path(folder), _SETTINGS) as server,
@@ -131,70 +117,29 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
         asyncio.run(_send(server, found, numbers))
         beats.look()
         found.figures.append(["slowest /healthz", f"{beats.slowest():.3f} s, failed {beats.failed} times"])
-        if beats.failed or beats.slowest() > arguments.pulse:
-            found.broken.append(f"/healthz must answer within {arguments.pulse:g} s")
+        if beats.failed or beats.slowest() > longest:
+            found.broken.append(f"/healthz must answer within {longest:g} s")
     return found
 
 
 async def _send(server: Server, found: Campaign, numbers: range) -> None:
-    before = server.api_pids(), server.engine_pid()
-    plain = [prompt_tokens((await _asked(server, number, None))[1]) for number in range(4)]
-
     async def attempt(number: int) -> Outcome:
         kind, data = await asyncio.to_thread(hostile_image, found.seed, number)
-        status, answer, field = await _asked(server, number, data)
-        if status == 200:
-            has_image = prompt_tokens(answer) > plain[number % 4]
-            return Outcome(kind, "answered", None if has_image else f"{answer}")
-        error = answer["error"]
+        form = IMAGES[number % len(IMAGES)]
+        field = form["field"]
+        body = json.dumps(form["body"]).replace("$detail", "low" if number % 3 == 0 else "auto")
+        body = body.replace("$data", base64.b64encode(data).decode())
+        response = await ask(server.port, "POST", form["path"], body.encode(), JSON)
+        if response.status == 200:
+            return Outcome(kind, "answered")
+        error = response.json()["error"]
         message, param = (error, field) if isinstance(error, str) else (error["message"], error.get("param", field))
         result, complaint = refusal(message, field, "image")
-        if status != 400 or param != field:
-            complaint = f"{status}: {param}: {message}"
+        if response.status != 400 or param != field:
+            complaint = f"{response.status}: {param}: {message}"
         return Outcome(kind, result, complaint)
 
-    await found.run(numbers, attempt, CLIENTS)
+    before = server.api_pids(), server.engine_pid()
+    await found.run(numbers, attempt)
     if (after := (server.api_pids(), server.engine_pid())) != before:
         found.broken.append(f"the processes were {before} and are {after}")
-    metrics = (await ask(server.port, "GET", "/metrics")).body.decode()
-    add_counts(found, Counter({result: int(float(number)) for result, number in _RESULTS.findall(metrics)}))
-
-
-async def _asked(server: Server, number: int, data: bytes | None) -> tuple[int, dict[str, Any], str]:
-    """Status, body and the field of a number's request."""
-    path, body, field = request(number, data)
-    response = await ask_json(server.port, path, body)
-    answer: dict[str, Any] = response.json()
-    return response.status, answer, field
-
-
-def request(number: int, data: bytes | None) -> tuple[str, dict[str, Any], str]:
-    """The path and the body of a number's request, and the field that has the image; None sends a text."""
-    text = base64.b64encode(data or b"").decode()
-    url = f"data:image/png;base64,{text}"
-    detail = "low" if number % 3 == 0 else "auto"
-
-    def asked(*parts: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        return [{"role": "user", "content": "hi" if data is None else parts}]
-
-    match number % 4:
-        case 0:
-            part = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
-            body = {"messages": asked(part), "max_tokens": 1}
-            return "/v1/chat/completions", body, "messages[0].content[0].image_url.url"
-        case 1:
-            part = {"type": "input_image", "image_url": url, "detail": detail}
-            body = {"input": asked(part), "max_output_tokens": 1, "store": False}
-            return "/v1/responses", body, "input[0].content[0].image_url"
-        case 2:
-            part = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": text}}
-            return "/v1/messages", {"messages": asked(part), "max_tokens": 1}, "messages[0].content[0].source.data"
-    message = {"role": "user", "content": "hi"} if data is None else {"role": "user", "content": "", "images": [text]}
-    return "/api/chat", {"messages": [message], "stream": False, "options": {"num_predict": 1}}, "messages[0].images[0]"
-
-
-def prompt_tokens(answer: dict[str, Any]) -> int:
-    """The tokens of the prompt, in the words of any API."""
-    usage = answer.get("usage", answer)
-    names = ("prompt_tokens", "prompt_eval_count", "input_tokens", "cache_read_input_tokens")
-    return sum(usage.get(name, 0) for name in names)

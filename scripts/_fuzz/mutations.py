@@ -42,14 +42,6 @@ ODD_VALUES: tuple[Any, ...] = (
     _RAW + "[" * 60_000 + "]" * 60_000, _RAW + '"\\ud800"', _RAW + '"\\u00"', _RAW + "'x'", _RAW + "/**/1", _RAW + "",
 )  # fmt: skip
 _ENCODINGS = ("utf-16", "utf-32", "utf-8-sig", "utf-7")
-CONTENT_TYPES = (
-    "application/json",
-    "application/json; charset=utf-16",
-    "text/plain",
-    "multipart/form-data",
-    "",
-    "application/xml",
-)
 
 
 def mutated_body(chance: random.Random, body: Any) -> bytes:

@@ -12,8 +12,7 @@ import itertools
 import random
 import tempfile
 import wave
-from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -33,7 +32,7 @@ from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.tasks import Requester
 
 from .campaign import Campaign, Outcome
-from .files import CLIENTS, add_counts, damaged, refusal
+from .files import damaged, refusal
 
 _MODEL = REPOSITORY / "tests" / "built_models" / "whisper"
 _RECORDING = REPOSITORY / "tests" / "recordings" / "book.wav"
@@ -41,48 +40,41 @@ _FIELD = "file"
 _REQUESTER = Requester(TaskOwner())
 # Windows of a recording.
 _WINDOWS = 3
-# Format, codec and rates.
-_KINDS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-    ("flac", "flac", (8000, 44_100, 96_000)),
-    ("mp3", "libmp3lame", (8000, 22_050, 44_100, 48_000)),
-    ("mp4", "aac", (8000, 44_100, 96_000)),
-    ("ipod", "alac", (16_000, 48_000)),
-    ("mov", "pcm_s16le", (16_000,)),
-    ("mpeg", "mp2", (44_100, 48_000)),
-    ("mpeg", "ac3", (48_000,)),
-    ("mp2", "mp2", (16_000, 44_100)),
-    ("ogg", "libopus", (16_000, 48_000)),
-    ("ogg", "vorbis", (44_100,)),
-    ("ogg", "flac", (44_100,)),
-    ("wav", "pcm_s16le", (8000, 16_000, 44_100)),
-    ("wav", "pcm_u8", (8000,)),
-    ("wav", "pcm_f32le", (96_000,)),
-    ("wav", "pcm_mulaw", (8000,)),
-    ("wav", "adpcm_ima_wav", (16_000,)),
-    ("wav", "adpcm_ms", (16_000,)),
-    ("w64", "pcm_s24le", (48_000,)),
-    ("webm", "libopus", (48_000,)),
-    ("webm", "vorbis", (44_100,)),
-    ("matroska", "ac3", (48_000,)),
-    ("adts", "aac", (44_100,)),
-    ("3gp", "libopencore_amrnb", (8000,)),
-)
+# Codecs by format.
+_CODECS = {
+    "flac": "flac",
+    "mp3": "libmp3lame",
+    "mp4": "aac",
+    "ipod": "alac",
+    "mov": "pcm_s16le",
+    "mpeg": "mp2 ac3",
+    "mp2": "mp2",
+    "ogg": "libopus vorbis flac",
+    "wav": "pcm_s16le pcm_u8 pcm_f32le pcm_mulaw adpcm_ima_wav adpcm_ms",
+    "w64": "pcm_s24le",
+    "webm": "libopus vorbis",
+    "matroska": "ac3",
+    "adts": "aac",
+    "3gp": "libopencore_amrnb",
+}
+_KINDS = [(format, codec) for format, codecs in _CODECS.items() for codec in codecs.split()]
+# Not every encoder takes every rate and layout.
+_RATES = (16_000, 44_100, 48_000, 96_000)
 _LAYOUTS = ("mono", "stereo", "5.1")
+# Of containers that also take pictures: the codec of the sound, or none, and that of the pictures.
+_PICTURED = (("mp4", "matroska", "mpeg", "mov"), ("", "aac", "mp2"), ("mjpeg", "mpeg4", "mpeg1video"))
 _BEGINNINGS = (
-    b"",
-    b"ID3\x03\0\0\x7f\x7f\x7f\x7f",
-    b"\xff\xfb\x90\x00",
-    b"\xff\xf1\x50\x80",
-    b"fLaC",
-    b"OggS\0\x02" + bytes(20),
-    b"RIFF\xff\xff\xff\xffWAVE",
-    b"\0\0\0\x20ftypM4A ",
-    b"\x1a\x45\xdf\xa3",
-    b"\0\0\x01\xba\x44",
-    b"PK\x03\x04",
-    b"%PDF-1.7",
-)
-_LISTS = (
+    *(
+        b"",
+        b"ID3\x03\0\0\x7f\x7f\x7f\x7f",
+        b"\xff\xfb\x90\x00",
+        b"\xff\xf1\x50\x80",
+        b"fLaC",
+        b"OggS\0\x02" + bytes(20),
+    ),
+    *(b"RIFF\xff\xff\xff\xffWAVE", b"\0\0\0\x20ftypM4A ", b"\x1a\x45\xdf\xa3", b"\0\0\x01\xba\x44", b"PK\x03\x04"),
+    *(b"%PDF-1.7", b"Hello, this is a text. " * 50),
+    # Lists of other files.
     b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:9,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n",
     b"ffconcat version 1.0\nfile /etc/hostname\n",
     b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n",
@@ -90,13 +82,8 @@ _LISTS = (
     b"</BaseURL></Period></MPD>",
     b"[playlist]\nFile1=/etc/hostname\n",
     b"rtsp://127.0.0.1/",
-    b"Hello, this is a text. " * 50,
 )
-# Of containers that also take pictures: the codec of the sound, or none, and that of the pictures.
-_PICTURED = tuple(
-    itertools.product(("mp4", "matroska", "mpeg", "mov"), ("", "aac", "mp2"), ("mjpeg", "mpeg4", "mpeg1video"))
-)
-# Each such file is a long recording of so many seconds; the others are short for the sake of time.
+# Each such file is a long recording of so many seconds, once or repeated; the others are short for the sake of time.
 _EVERY, _LONG = 1000, 400
 
 
@@ -104,10 +91,9 @@ def hostile_recording(seed: int, number: int) -> tuple[str, bytes]:
     """What the file is, and its bytes."""
     chance = random.Random(f"{seed} {number}")
     if number % _EVERY == _EVERY - 1:  # within the limit or not, in few bytes
-        count = chance.choice((1, 10, 30))
-        format, codec, _ = _KINDS[chance.choice((0, 1, 8))]
-        return "long", _encoded(format, codec, 8000 if count == 30 else 48_000, "mono", _LONG) * count
-    return damaged(chance, _seeds(), (*_BEGINNINGS, *_LISTS))
+        format, codec = chance.choice((("flac", "flac"), ("mp3", "libmp3lame"), ("ogg", "libopus")))
+        return "long", _encoded(format, codec, 48_000, "mono", _LONG) * chance.choice((1, 10, 30))
+    return damaged(chance, _seeds(), _BEGINNINGS)
 
 
 @cache
@@ -117,36 +103,46 @@ def _seeds() -> list[bytes]:
     """
     chance = random.Random(0)
     sounds = [
-        _encoded(format, codec, rate, layout, chance.choice((0.001, 0.1, 0.5, 1, 3)))
-        for format, codec, rates in _KINDS
-        for rate in rates
-        for layout in _LAYOUTS
+        _encoded(*kind, rate, layout, chance.choice((0, 0.001, 0.1, 0.5, 1, 3)))
+        for kind, layout in itertools.product(_KINDS, _LAYOUTS)
+        for rate in (8000, chance.choice(_RATES))
     ]
-    silent = [_encoded(format, codec, rates[0], "mono", 0) for format, codec, rates in _KINDS]
-    pictured = [_with_pictures(*each) for each in _PICTURED]
-    return [file for file in (*sounds, *silent, *pictured) if file]
+    pictured = [
+        _encoded(format, sound, 48_000, "mono", 0.2, picture)
+        for format, sound, picture in itertools.product(*_PICTURED)
+    ]
+    return [file for file in (*sounds, *pictured) if file]
 
 
-def _encoded(format: str, codec: str, rate: int, layout: str, seconds: float) -> bytes:
-    """An intact file; without bytes if the encoder does not take the form."""
-    count = round((max(seconds, 0.1) if codec == "vorbis" else seconds) * rate)  # its encoder hangs without samples
+def _encoded(format: str, sound: str, rate: int, layout: str, seconds: float, picture: str = "") -> bytes:
+    """An intact file of sound, of three pictures, or of both; without bytes if the encoders do not take the form."""
     file = BytesIO()
-    try:
+    with suppress(av.FFmpegError, ValueError):
         with av.open(file, "w", format=format) as container:
-            stream: Any = container.add_stream(codec, rate=rate, options={"strict": "experimental"})
-            stream.layout = layout
-            _add_sound(container, stream, _speech(np.arange(count) / rate))
-    except (av.FFmpegError, ValueError):
-        return b""
-    return file.getvalue()
+            sounds: Any = container.add_stream(sound, rate=rate, options={"strict": "experimental"}) if sound else None
+            if sounds:
+                sounds.layout = layout
+            if picture:
+                pictures: Any = container.add_stream(picture, rate=25)
+                pictures.width, pictures.height = 64, 64
+                pictures.pix_fmt = "yuvj420p" if picture == "mjpeg" else "yuv420p"
+                for _ in range(3):
+                    container.mux(pictures.encode(av.VideoFrame(64, 64, pictures.pix_fmt)))
+                container.mux(pictures.encode(None))
+            if sounds:
+                # The encoder of Vorbis hangs without samples.
+                _add_sound(container, sounds, _speech(rate, max(seconds, 0.1) if sound == "vorbis" else seconds))
+        return file.getvalue()
+    return b""
 
 
-def _speech(seconds: NDArray[np.float64]) -> NDArray[np.int16]:
-    """Samples of speech at these times, after whose end it begins again: parts without speech would not be read."""
+def _speech(rate: int, seconds: float) -> NDArray[np.int16]:
+    """Samples of speech, after whose end it begins again: parts without speech would not be read."""
     with wave.open(str(_RECORDING)) as file:
-        samples, rate = np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate()
-    times = np.arange(len(samples)) / rate
-    return np.interp(seconds, times, samples, period=len(samples) / rate).astype(np.int16)
+        samples, own_rate = np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate()
+    times = np.arange(round(rate * seconds)) * own_rate / rate
+    said: NDArray[np.int16] = np.interp(times, np.arange(len(samples)), samples, period=len(samples)).astype(np.int16)
+    return said
 
 
 def _add_sound(container: Any, stream: Any, samples: NDArray[np.int16]) -> None:
@@ -162,48 +158,23 @@ def _add_sound(container: Any, stream: Any, samples: NDArray[np.int16]) -> None:
     container.mux(stream.encode(None))
 
 
-def _with_pictures(format: str, sound: str, codec: str) -> bytes:
-    """A file of three pictures, and some sound; without bytes if the format does not take the codecs."""
-    file = BytesIO()
-    try:
-        with av.open(file, "w", format=format) as container:
-            stream: Any = container.add_stream(sound, rate=48_000, layout="mono") if sound else None
-            picture: Any = container.add_stream(codec, rate=25)
-            picture.width, picture.height = 64, 64
-            picture.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-            for _ in range(3):
-                container.mux(picture.encode(av.VideoFrame(64, 64, picture.pix_fmt)))
-            container.mux(picture.encode(None))
-            if stream is not None:
-                _add_sound(container, stream, np.zeros(9600, np.int16))
-    except (av.FFmpegError, ValueError):
-        return b""
-    return file.getvalue()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """This target has no arguments of its own."""
-
-
 def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
     """Send the recordings with these numbers."""
     found = Campaign(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_send(found, numbers, Path(folder)))
+        # A process that is ended while it starts leaves others, which the server removes with its own folder.
+        left = [path for path in Path(folder).rglob("*") if path.suffix in (".pcm", ".npz")]
+    found.broken += [f"{path} is left" for path in left]
     return found
 
 
 async def _send(found: Campaign, numbers: range, folder: Path) -> None:
     model, settings = read_speech_model(_MODEL), Settings.model_validate({})
     assert model is not None
-    counted: Counter[str] = Counter()
-
-    def count(result: str) -> None:
-        counted[result] += 1
-
     with (
         closing(WorkerPool(WorkerLimits.of(settings))) as pool,
-        closing(Recordings(pool, settings, folder, count)) as recordings,
+        closing(Recordings(pool, settings, folder)) as recordings,
     ):
 
         async def attempt(number: int) -> Outcome:
@@ -223,14 +194,4 @@ async def _send(found: Campaign, numbers: range, folder: Path) -> None:
                 return Outcome(kind, result, error.message if error.param != _FIELD else complaint)
             return Outcome(kind, f"decoded, windows: {num_windows}")
 
-        await found.run(numbers, attempt, CLIENTS)
-        left = await asyncio.to_thread(_files, folder)
-    found.broken += [f"{path} is left" for path in left]
-    add_counts(found, counted)
-
-
-def _files(folder: Path) -> list[Path]:
-    """Files with samples or features of recordings. A process that is ended while it starts leaves others, which the
-    server removes with its own folder.
-    """
-    return [path for path in folder.rglob("*") if path.suffix in (".pcm", ".npz")]
+        await found.run(numbers, attempt)

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -68,18 +68,6 @@ class Source:
         return found
 
 
-@dataclass
-class Checked:
-    """The result of one schema: why it was refused, or its answers and which of them break it."""
-
-    refusal: str | None = None
-    # Keywords that the answers need not fit.
-    left_out: list[str] = field(default_factory=list)
-    answers: Counter[str] = field(default_factory=Counter)
-    broken: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this target."""
     parser.add_argument("--walks", type=int, default=6, help="answers drawn for each schema (6)")
@@ -112,15 +100,13 @@ async def _check_all(source: Source, found: Campaign, numbers: range, num_proces
         # Of one process each, because the library that follows schemas can end it.
         process = idle.pop() if idle else ProcessPoolExecutor(1, get_context("spawn"))
         try:
-            checked = await asyncio.get_running_loop().run_in_executor(process, _check, source, number)
+            outcome, drawn, left_out = await asyncio.get_running_loop().run_in_executor(process, _check, source, number)
         except BrokenProcessPool:
             return Outcome("taken", "", "a schema has ended or held up the process that followed it")
         idle.append(process)
-        answers.update(checked.answers)
-        for keyword in checked.left_out:
-            found.results["followed in part", f"without {keyword}"] += 1
-        kind = "taken" if checked.refusal is None else "refused"
-        return Outcome(kind, checked.refusal or "", "\n".join(checked.broken) or None, checked.seconds)
+        answers.update(drawn)
+        found.results.update(("followed in part", f"without {keyword}") for keyword in left_out)
+        return outcome
 
     await found.run(numbers, attempt, num_processes)
     for process in idle:
@@ -128,17 +114,19 @@ async def _check_all(source: Source, found: Campaign, numbers: range, num_proces
     return answers
 
 
-def _check(source: Source, number: int) -> Checked:
-    """The schema of this number, in a process of its own."""
-    schema, checked = source.schema(number), Checked()
+def _check(source: Source, number: int) -> tuple[Outcome, list[str], list[str]]:
+    """What became of a schema, of which kind each of its answers is, and the keywords that they need not fit."""
     walkers = _walkers()
+    schema = source.schema(number)
     if source.shows:
         print(json.dumps(schema), flush=True)
     started = time.monotonic()
     signal.alarm(_MAX_SECONDS)  # which ends the process, also within the library
+    left_out: list[str] = []
+    answers, broken = [], []
     try:
         if source.best_effort:
-            schema, checked.left_out = _followed(schema)
+            schema, left_out = _followed(schema)
         built = _compiled(schema)
         chance = random.Random(f"walks {source.seed} {number}")
         for walk in range(source.walks):
@@ -147,18 +135,17 @@ def _check(source: Source, number: int) -> Checked:
                 answer = walker.answer(built, manner, chance)
                 kind, wrong = _judged(schema, answer)
             except DeadEnd as end:
-                kind, wrong = "that nothing may follow", f"lets nothing follow {end}"
-                answer = None
-            checked.answers[kind] += 1
+                answer, kind, wrong = None, "that nothing may follow", f"lets nothing follow {end}"
             if source.shows:
                 print(answer, flush=True)
+            answers.append(kind)
             if wrong is not None:
-                checked.broken.append(f"{json.dumps(schema)[:400]}\n  {wrong}")
+                broken.append(f"{json.dumps(schema)[:400]}\n  {wrong}")
+        outcome = Outcome("taken", "", "\n".join(broken) or None, time.monotonic() - started)
     except InvalidField as error:
-        checked.refusal = _kind(error.message)
+        outcome = Outcome("refused", _kind(error.message), None, time.monotonic() - started)
     signal.alarm(0)
-    checked.seconds = time.monotonic() - started
-    return checked
+    return outcome, answers, left_out
 
 
 def _judged(schema: dict[str, Any], answer: bytes | None) -> tuple[str, str | None]:

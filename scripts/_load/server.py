@@ -91,7 +91,7 @@ def clean_environment() -> dict[str, str]:
 def run_server(
     folder: Path,
     settings: Mapping[str, str],
-    seconds_to_start: float = 60.0,
+    seconds_to_start: float = 300.0,
     *,
     log: Path | None = None,
     seconds_to_stop: float = _SECONDS_TO_STOP,

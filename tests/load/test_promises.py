@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reas
         "soak --minutes 0.1 --growth 0.25 --pulse 30",
         "fuzz requests --count 300 --slack 10",
         "fuzz grammars --count 60",
-        "fuzz images --count 200 --pulse 30",
+        "fuzz images --count 200 --slack 120",
         "fuzz recordings --count 200",
     ],
 )
