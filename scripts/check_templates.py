@@ -6,8 +6,7 @@ template writes for the model's own turn is then parsed like an answer. Ends wit
 format is read differently.
 
 With --conversations it shows instead how conversations are adapted to each template, after rendering those of
-scripts/_templates/shapes.py in the bodies of all APIs; and ends with status 1 if one is refused, or if a text is lost
-without being named.
+scripts/_templates/shapes.toml; and ends with status 1 if one is refused, or if a text is lost without being named.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 from _models.table import table
 from _templates.check import check as check_conversations
 from _templates.published import published_templates
-from _templates.rendering import usable
+from _templates.rendering import SPECIAL, usable
 
 from genai_server.answer_parts import Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.errors import GenaiServerError
@@ -41,7 +40,6 @@ CONVERSATIONS_HEAD = [
     *("template", "system messages", "neighbours", "text after results", "calls", "text next to calls", "reasoning"),
     *("thinking", "prompts", "converted", "shortened"),
 ]
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}}
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "get_weather": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
@@ -68,11 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER")
     parser.add_argument("--conversations", action="store_true", help="check conversations instead of tool formats")
-    parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     folder = arguments.folder or published_templates()
     rows, faults = conversations(folder) if arguments.conversations else formats(folder)
-    print(table(rows, markdown=arguments.markdown))
+    print(table(rows, markdown=True))
     for fault in faults:
         print(fault, file=sys.stderr)
     sys.exit(bool(faults))

@@ -1,17 +1,15 @@
-"""Chat templates of published models with conversations as agents and other servers write them, on all APIs.
+"""Chat templates of published models with conversations as agents and other servers write them.
 
 The templates are part of a package of llama.cpp's sources, which is downloaded once; without it the tests are skipped.
 scripts/check_templates.py shows what becomes of each conversation.
 """
 
 import os
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _templates.bodies import chat_message
 from _templates.check import check
 from _templates.published import NotAvailable, published_templates
 from _templates.rendering import SPECIAL, usable
@@ -58,8 +56,8 @@ def _writer(path: Path, image_marker: str = "") -> PromptWriter:
 
 @pytest.mark.timeout(600)
 def test_prompts_of_a_growing_conversation_begin_alike(templates: Path) -> None:
-    turns = next(shape.turns for shape in shapes() if shape.name == "an agent's ten turns")
-    messages = [chat_message(replace(turn, reasoning="")) for turn in turns]
+    written = next(shape.messages for shape in shapes() if shape.name == "an agent's ten turns")
+    messages = [{name: value for name, value in one.items() if name != "reasoning_content"} for one in written]
     # Where an agent asks for an answer.
     ends = [n for n in range(1, len(messages)) if messages[n]["role"] == "assistant" != messages[n - 1]["role"]]
     unstable = set()

@@ -18,8 +18,6 @@ from starlette.types import Message
 from genai_server.apis import chat_completions
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.messages.translate import Translation as MessagesTranslation
-from genai_server.apis.ollama import routes as ollama
-from genai_server.apis.ollama.translate import Translation as OllamaTranslation
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.items import to_response_items
 from genai_server.apis.responses.translate import field_names, to_chat
@@ -43,7 +41,6 @@ _ROUTERS = {
     "/v1/chat/completions": chat_completions.router,
     "/v1/responses": responses.router,
     "/v1/messages": messages.router,
-    "/api/chat": ollama.router,
 }
 _SERVICES = cast(
     Services,
@@ -127,10 +124,6 @@ def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, Fie
         translation = MessagesTranslation(body)
         translation.report(leniency)
         return translation.chat, translation.names
-    if path == "/api/chat":
-        own = OllamaTranslation(body, "model")
-        assert isinstance(own.body, ChatParameters)
-        return own.body, own.names
     return body, FieldNames()
 
 

@@ -1,120 +1,111 @@
-"""Conversations as agents and other servers write them, most of them described in shapes.toml. Each text has a word of
-its own, which its prompt must have.
+"""Conversations as agents and other servers write them, described in shapes.toml.
+
+Each text has a word of its own, which its prompt must have.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a tool. `arguments` are text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A message of any API. Tools' results have the id of their call."""
-
-    role: str
-    text: str = ""
-    calls: tuple[Call, ...] = ()
-    reasoning: str = ""
-    id: str = ""
-    has_image: bool = False
+Json = dict[str, Any]
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+_IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PIXEL}"}}
+_PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_FUNCTION = {"name": "get_weather", "description": "Looks.", "parameters": _PARAMETERS}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A conversation, and the words that its prompt must have."""
+    """A conversation in messages of chat completions, and the words that its prompt must have."""
 
     name: str
-    turns: tuple[Turn, ...]
-    words: tuple[str, ...]
-    # Whether the answer continues the last message.
-    continues: bool = False
+    messages: Sequence[Json]
+    words: Sequence[str]
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message."""
+        return bool(self.messages[-1]["role"] == "assistant")
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether tools are called."""
+        return any("tool_calls" in message for message in self.messages)
+
+    def body(self, *, has_tools: bool) -> Json:
+        """A body of /v1/chat/completions."""
+        body: Json = {"messages": self.messages}
+        if has_tools:
+            body["tools"] = [{"type": "function", "function": _FUNCTION}]
+        if self.continues:
+            body["chat_template_kwargs"] = {"continue_final_message": True}
+        return body
 
 
 class _Writer:
-    """Writes the turns of one conversation. `words` has the word that each text of it has of its own."""
+    """Writes the messages of one conversation. `words` has the word that each text of it has of its own."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
-        self._numbers = count(1)
-        # The last ones, to which results belong.
-        self._calls: tuple[Call, ...] = ()
+        self._num_calls = 0
+        # The ids of the last calls, to which results belong.
+        self._ids: list[str] = []
 
-    def turn(self, word: str) -> Turn:
-        """The turn that a word of the table stands for."""
+    def message(self, word: str) -> Json:
+        """The message that a word of the table stands for."""
         kind, *parts = word.split("+")
         match kind:
             case "system" | "developer":
-                return Turn(kind, self._text("Be brief"))
-            case "user" | "picture":
-                return Turn("user", self._text("What about"), has_image=kind == "picture")
+                return {"role": kind, "content": self._text("Be brief")}
+            case "user":
+                return {"role": "user", "content": self._text("What about")}
+            case "picture":
+                return {"role": "user", "content": [{"type": "text", "text": self._text("What about")}, _IMAGE]}
             case "answer":
-                return Turn("assistant", self._text("It is"), reasoning=self._part("I think of", "thought" in parts))
+                answer = {"role": "assistant", "content": self._text("It is")}
+                return answer | ({"reasoning_content": self._text("I think of")} if "thought" in parts else {})
             case "nothing":
-                return Turn("assistant", "")
+                return {"role": "assistant", "content": ""}
             case "lost" | "gone":
-                return Turn("tool", self._text("21 degrees in"), id=f"call_{kind}")
+                return self._result(f"call_{kind}")
         if kind.startswith("result"):
-            return Turn("tool", self._text("21 degrees in"), id=self._calls[int(kind[6:] or 1) - 1].id)
-        self._calls = tuple(self._call(parts) for _ in range(int(kind[5:] or 1)))
-        thought, text = self._part("I look at", "thought" in parts), self._part("Let me see", "text" in parts)
-        return Turn("assistant", text, self._calls, thought)
+            return self._result(self._ids[int(kind[6:] or 1) - 1])
+        calls = [self._call(parts) for _ in range(int(kind[5:] or 1))]
+        self._ids = [call["id"] for call in calls]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        if "thought" in parts:
+            message["reasoning_content"] = self._text("I look at")
+        if "text" in parts:
+            message["content"] = self._text("Let me see")
+        return message
 
     def _text(self, beginning: str) -> str:
         """A text that ends in a new word."""
         self.words.append("word" + "".join("qwrtzpsdfg"[int(digit)] for digit in f"{len(self.words):03}"))
         return f"{beginning} {self.words[-1]}."
 
-    def _part(self, text: str, is_wanted: bool) -> str:
-        return self._text(text) if is_wanted else ""
+    def _result(self, id: str) -> Json:
+        return {"role": "tool", "tool_call_id": id, "content": self._text("21 degrees in")}
 
-    def _call(self, parts: list[str]) -> Call:
+    def _call(self, parts: Sequence[str]) -> Json:
+        self._num_calls += 1
         given = dict(part.split("=", 1) for part in parts if "=" in part)
-        number = next(self._numbers)
         arguments = given["arguments"] if "arguments" in given else json.dumps({"city": self._text("near")})
-        return Call(given.get("id", f"call_{number:024}"), "get_weather", arguments)
+        function = {"name": _FUNCTION["name"], "arguments": arguments}
+        return {"id": given.get("id", f"call_{self._num_calls:024}"), "type": "function", "function": function}
 
 
 def shapes() -> list[Shape]:
     """All conversations."""
     described = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    all_words: dict[str, Sequence[str]] = {name: words.split() for name, words in described.items()}
-    all_words["ids of other servers"] = ["user", *(word for id in _IDS for word in (f"call+id={id}", "result"))]
-    cut = (word for cut in _CUT for word in (f"call+arguments={cut}", "result"))
-    all_words["calls cut off or without an object"] = ["user", *cut]
-    all_words["an agent's ten turns"] = " ".join(_agent()).split()
     found = []
-    for name, words in all_words.items():
+    for name, words in described.items():
         writer = _Writer()
-        turns = tuple(map(writer.turn, words))
-        found.append(Shape(name, turns, tuple(writer.words), continues=name == "an answer that is continued"))
+        messages = [writer.message(word) for word in (words.split() if isinstance(words, str) else words)]
+        found.append(Shape(name, messages, writer.words))
     return found
-
-
-def _agent() -> Iterator[str]:
-    """Ten turns with reminders, text after results, parallel calls, a cancelled call and an answer cut off."""
-    yield "system developer user user"
-    for number in range(10):
-        said = "+text" * (number % 2 == 0) + "+thought" * (number % 4 == 0)
-        yield f"calls3{said} result result2 result3" if number % 3 == 0 else f"call{said} result"
-        yield "system" * (number % 2)
-        yield "user" * (number % 3 == 1)
-        yield {5: "call user", 7: "answer user user"}.get(number, "")
-    yield "system user"
-
-
-_IDS = ("toolu_01A09q90qw90lq917835lq9", "chatcmpl-tool-3fa85f6457174562b3fc2c963f66afa6", "a", "Ab1Cd2Ef3", "f:0")
-_CUT = ('{"city": "', "", "Paris", "[1, 2]", '{"city": NaN}', "null", '{"city": "Paris"}}')
