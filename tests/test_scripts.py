@@ -27,8 +27,7 @@ def run(script: str, *arguments: str) -> str:
     ("command", "expected"),
     [
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "PackedMatMul"]),
-        (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
-        (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
+        (["profile_prompt", str(DEMO), "--tokens", "64", "--rounds", "1"], ["the whole prompt"]),
         (["check_templates", str(DEMO)], ["hermes", "2 read"]),
         (
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
