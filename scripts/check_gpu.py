@@ -38,7 +38,6 @@ import httpx
 from _load.answers import read_answer
 from _load.clients import ADMIN, DEATHS
 from _load.server import HOST, DoesNotStart, Server, run_server
-from _models.table import table
 
 from genai_server.tools.bench.bench_client import Server as BenchServer
 from genai_server.tools.bench.bench_client import Target, calibrate, words
@@ -63,6 +62,7 @@ QUESTIONS = (
 GIVEN = re.compile(r"(?P<name>[\w.-]+)=(?P<model>[^:]+):(?P<scheduler>\w+)(?::(?P<settings>.+))?")
 SEPARATOR = re.compile(r",(?=[A-Z_]+=)")
 Figures = dict[str, Any]
+Greedy = list[tuple[str, float]]
 Step = Callable[[], Awaitable[Figures]]
 
 
@@ -114,23 +114,15 @@ class Run:
         os.replace(new, self.folder / "results.json")
 
 
-@dataclass(frozen=True)
-class Greedy:
-    """An answer's tokens, and by how much each one's log probability is above the next token's; where the device has no
-    log probabilities, its text as one token.
+def read_greedy(choice: dict[str, Any]) -> Greedy:
+    """The tokens of an answer with two `top_logprobs`, and by how much each one's log probability is above the next
+    token's; where the device has no log probabilities, the text as one token.
     """
-
-    tokens: list[str]
-    leads: list[float]
-
-    @classmethod
-    def read(cls, choice: dict[str, Any]) -> Greedy:
-        """A choice of /v1/chat/completions, with two `top_logprobs` or without any."""
-        entries = (choice.get("logprobs") or {}).get("content") or ()
-        if not entries:
-            return cls([choice["message"]["content"]], [0.0])
-        best = [sorted((top["logprob"] for top in entry["top_logprobs"]), reverse=True) for entry in entries]
-        return cls([entry["token"] for entry in entries], [pair[0] - pair[-1] for pair in best])
+    entries = (choice.get("logprobs") or {}).get("content") or ()
+    if not entries:
+        return [(choice["message"]["content"], 0.0)]
+    best = [sorted((top["logprob"] for top in entry["top_logprobs"]), reverse=True) for entry in entries]
+    return [(entry["token"], pair[0] - pair[-1]) for entry, pair in zip(entries, best, strict=True)]
 
 
 def compared(name: str, reference: Sequence[Greedy], found: Sequence[Greedy]) -> Figures:
@@ -139,12 +131,10 @@ def compared(name: str, reference: Sequence[Greedy], found: Sequence[Greedy]) ->
     """
     leads = []
     for one, other in zip(reference, found, strict=True):
-        pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
-        leads += [one.leads[index] for index, (token, instead) in pairs if token != instead][:1]
-    figures = {"equal": len(found) - len(leads), "answers": len(found), "compared_with": name}
+        leads += [lead for (token, lead), (instead, _) in zip(one, other, strict=False) if token != instead][:1]
     if max(leads, default=0.0) > NEAR:
         raise Broken(f"{len(leads)} answers differ from {name} by more than rounding: {leads}")
-    return figures
+    return {"equal": len(found) - len(leads), "answers": len(found), "compared_with": name}
 
 
 class Checks:
@@ -166,21 +156,15 @@ class Checks:
             yield f"prompt {LONG_PROMPT}", partial(self.speed, Case(SWEEP, 1, LONG_PROMPT, OUTPUT_TOKENS))
         for streams in STREAMS:
             yield f"speed {streams}", partial(self.speed, Case(SWEEP, streams, PROMPT, OUTPUT_TOKENS))
-        yield from (("disconnect", self.disconnect), ("terminate", self.terminate))
-        yield from (("kill", self.kill), ("unload", self.unload))
+        yield from (("terminate", self.terminate), ("kill", self.kill), ("unload", self.unload))
 
     async def greedy(self) -> Figures:
         """The most likely tokens, for one question after another."""
-        found = [await self._most_likely(question) for question in QUESTIONS]
-        name, reference = self._run.references.setdefault(self._one.model_dir, (self._one.name, found))
-        return compared(name, reference, found)
+        return self._compared([await self._most_likely(question) for question in QUESTIONS])
 
     async def together(self) -> Figures:
         """The same for all questions at once."""
-        if self._one.model_dir not in self._run.references:
-            await self.greedy()
-        name, reference = self._run.references[self._one.model_dir]
-        return compared(name, reference, await asyncio.gather(*map(self._most_likely, QUESTIONS)))
+        return self._compared(await asyncio.gather(*map(self._most_likely, QUESTIONS)))
 
     async def speed(self, case: Case) -> Figures:
         """Medians over some rounds of that many requests at once, after a round that does not count."""
@@ -195,16 +179,6 @@ class Checks:
         if summary.failed:
             raise Broken(f"{summary.failed} requests failed: {summary.first_error}")
         return {name: value.median for name, value in summary.figures.items() if value is not None}
-
-    async def disconnect(self) -> Figures:
-        """A client that leaves during a stream frees its place."""
-        body = {**_chat(QUESTIONS[2]), "stream": True}
-        headers = {"x-request-id": "leaver"}
-        async with self._client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-            await anext(response.aiter_bytes())
-        began = time.monotonic()
-        await self._until(lambda phases: "leaver" not in phases)
-        return {"seconds_to_free": time.monotonic() - began}
 
     async def terminate(self) -> Figures:
         """`terminate_session` while long prompts are read: their answers end, and new requests are refused."""
@@ -251,13 +225,16 @@ class Checks:
         seconds = time.monotonic() - began
         return {"seconds_to_unload": seconds, "mib_before": before, "mib_after": await asyncio.to_thread(gpu_memory)}
 
+    def _compared(self, found: list[Greedy]) -> Figures:
+        return compared(*self._run.references.setdefault(self._one.model_dir, (self._one.name, found)), found)
+
     async def _most_likely(self, question: str) -> Greedy:
         body = await self._ask(question, max_tokens=48, cache_prompt=False, logprobs=True, top_logprobs=2)
         if "is not supported on this device" in body.get("error", {}).get("message", ""):
             body = await self._ask(question, max_tokens=48, cache_prompt=False)
         if "choices" not in body:
             raise Broken(f"no answer: {str(body)[:300]}")
-        return Greedy.read(body["choices"][0])
+        return read_greedy(body["choices"][0])
 
     async def _ask(self, question: str, **fields: Any) -> dict[str, Any]:
         response = await self._client.post("/v1/chat/completions", json=_chat(question, **fields))
@@ -285,13 +262,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results and logs")
     parser.add_argument("--seconds", type=float, default=240.0, help="for all together (default: 240)")
     parser.add_argument("--steps", metavar="STEP,...", help="only these, by their names in the output")
-    parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     parser.add_argument("configurations", nargs="+", type=configuration, metavar="NAME=MODEL_DIR:SCHEDULER[:SETTINGS]")
     arguments = parser.parse_args()
-    for ending in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(ending, end_in_order)
-    # Only if a step hangs beyond its deadline.
-    signal.alarm(int(arguments.seconds + 2 * SECONDS_TO_STOP))
+    signal.signal(signal.SIGTERM, end_in_order)
     arguments.out.mkdir(parents=True, exist_ok=True)
     packages = {one.name: one.version for one in distributions() if one.name.startswith(("genai", "onnxruntime"))}
     about = {"device": arguments.device, "machine": platform.platform(), "packages": packages}
@@ -301,7 +274,6 @@ def main() -> None:
         one.settings.setdefault("GENAI_DEVICE", arguments.device)
         # What one leaves of its time is for the others.
         check(run, one, (end - time.monotonic()) / (len(arguments.configurations) - number))
-    print("\n" + table(rows(run.results), markdown=arguments.markdown))
     sys.exit(any(result.status == FAILED for result in run.results))
 
 
@@ -368,18 +340,6 @@ def gpu_memory() -> int:
         return 0
     command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return sum(map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
-
-
-def rows(results: Sequence[Result]) -> list[list[str]]:
-    """The table of the results: a line for each step, with its main figures."""
-    shown = ("decode_tokens_per_second", "ttft_p50", "equal", "mib_after")
-    head = ["configuration", "step", "result", "seconds", *shown]
-    lines = [
-        [one.configuration, one.step, one.status, f"{one.seconds:.1f}"]
-        + [f"{one.figures[name]:.4g}" if name in one.figures else "–" for name in shown]
-        for one in results
-    ]
-    return [head, *lines]
 
 
 if __name__ == "__main__":
