@@ -36,12 +36,12 @@ def main() -> None:
         runner = Driven(BatchedRunner(graph, session, check_model_directory(arguments.model_dir), limits))
         found = profile(runner, session, arguments.tokens, arguments.rounds)
     least = MIN_SHARE * found["the whole prompt"]
-    rows = [[name, f"{1000 * taken:.0f}"] for name, taken in found.most_common() if taken >= least]
+    rows = [[name, f"{taken / 1000:.0f}"] for name, taken in found.most_common() if taken >= least]
     print(table([["operator", "ms"], *rows], markdown=True))
 
 
 def profile(runner: Driven, session: TimedSession, tokens: int, rounds: int) -> Counter[str]:
-    """Seconds by operator of the median round, and in total, for a new prompt in each round."""
+    """Microseconds by operator of the median round, and in total, for a new prompt in each round."""
     spans: dict[int, range] = {}
     wholes: dict[int, float] = {}
     for number in range(rounds):
@@ -53,7 +53,7 @@ def profile(runner: Driven, session: TimedSession, tokens: int, rounds: int) -> 
         wholes[number], spans[number] = time.perf_counter() - began, range(first, len(session.passes))
         runner.close(number)
     middle = sorted(wholes, key=lambda number: wholes[number])[rounds // 2]
-    return session.operators(spans)[middle] + Counter({"the whole prompt": wholes[middle]})
+    return session.operators(spans)[middle] + Counter({"the whole prompt": round(1e6 * wholes[middle])})
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from genai_server.engine.api_connections import Connected
 from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
@@ -29,6 +29,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.engine_protocol import Submit, ToApi
 from genai_server.messages.frames import encode_frame
 from genai_server.messages.generation_request import GenerationRequest, Sampling
+from genai_server.profiles.profile_files import read_runs
 
 from .driven import random_prompt
 
@@ -37,8 +38,7 @@ WARM_UP = 4
 API = 1
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """When a pass of a session began and ended, in seconds by the clock and by the calling thread's processor time."""
 
     begun: float
@@ -66,18 +66,12 @@ class TimedSession:
         self.passes.append(Pass(begun, ended, cpu_begun, cpu_ended))
 
     def operators(self, spans: Mapping[int, range]) -> dict[int, Counter[str]]:
-        """The seconds of each operator in the passes with these numbers, for each span; ends the profiling."""
-        events = json.loads(Path(self._session.end_profiling()).read_text())
-        passes = [event for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
-        passes.sort(key=lambda event: event["ts"])
-        nodes = [event for event in events if event["cat"] == "Node" and event["name"].endswith("_kernel_time")]
-        times = {}
+        """The microseconds of each operator in the passes with these numbers, for each span; ends the profiling."""
+        runs = read_runs(Path(self._session.end_profiling()))
+        times = {key: Counter[str]() for key in spans}
         for key, span in spans.items():
-            begin, last = passes[span[0]]["ts"], passes[span[-1]]
-            times[key] = Counter[str]()
-            for event in nodes:
-                if begin <= event["ts"] <= last["ts"] + last["dur"]:
-                    times[key][event["args"]["op_name"]] += event["dur"] / 1e6
+            for kernel in chain.from_iterable(runs[number].kernels for number in span):
+                times[key][kernel.operator] += kernel.self_time
         return times
 
 
