@@ -163,8 +163,7 @@ def read_back(source: str, dialect: Dialect, called: Sequence[tuple[str, dict[st
         begins_inside, begun = False, begun.rstrip().removesuffix(reasoning.opening)
     common = re.sub(r"<\w*$", "", os.path.commonprefix([begun, ended]))  # not a part of two markers
     answer = ended[len(common) :].removesuffix(plain.rpartition(TEXT)[2])
-    names, texts, thought = parse(answer, dialect, begins_inside=begins_inside)
-    found = [(name, json.loads(text or "null")) for name, text in zip(names, texts, strict=True)]
+    found, thought = parse(answer, dialect, begins_inside=begins_inside)
     if found != list(called):
         return f"differ: {answer!r} is read as {found}", ""
     said = "read" if thought == THOUGHT else "not in the template"
@@ -177,8 +176,8 @@ def call_id(dialect: Dialect, name: str, number: int) -> str:
     return f"functions.{name}:{number}" if is_own else f"call0000{number}"
 
 
-def parse(answer: str, dialect: Dialect, *, begins_inside: bool) -> tuple[list[str], list[str], str]:
-    """The names of an answer's calls, their arguments, and the reasoning."""
+def parse(answer: str, dialect: Dialect, *, begins_inside: bool) -> tuple[list[tuple[str, Any]], str]:
+    """The calls of an answer, each with its name and arguments, and the reasoning."""
     ids = map(str, count())
     parser = AnswerParser(
         dialect.tool_format,
@@ -187,19 +186,14 @@ def parse(answer: str, dialect: Dialect, *, begins_inside: bool) -> tuple[list[s
         starts_in_reasoning=begins_inside,
         new_id=lambda: next(ids),
     )
-    names: list[str] = []
-    texts: list[str] = []
-    thought = ""
-    for part in (*parser.feed(answer), *parser.finish()):
-        match part:
-            case ToolCallStart(name=name):
-                names.append(name)
-                texts.append("")
-            case ToolCallArguments(index, fragment):
-                texts[index] += fragment
-            case Reasoning(text):
-                thought += text
-    return names, texts, thought.strip()
+    parts = [*parser.feed(answer), *parser.finish()]
+    names = [part.name for part in parts if isinstance(part, ToolCallStart)]
+    texts = [""] * len(names)
+    for part in parts:
+        if isinstance(part, ToolCallArguments):
+            texts[part.index] += part.fragment
+    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    return [(name, json.loads(text or "null")) for name, text in zip(names, texts, strict=True)], thought.strip()
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ class NotAvailable(OSError):
 
 def published_templates() -> Path:
     """The folder of the templates, which are downloaded once and kept outside the repository. Raises NotAvailable."""
-    kept = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genai-server" / PACKAGE.replace("==", "-")
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kept = cache / "genai-server" / PACKAGE.replace("==", "-")
     if not kept.is_dir():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
@@ -55,6 +54,5 @@ def _unpack(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as sources:
         for member in sources:
             if member.isfile() and _FOLDER in member.name and member.name.endswith(".jinja"):
-                content = sources.extractfile(member)
-                assert content is not None
-                (folder / Path(member.name).name).write_bytes(content.read())
+                member.name = Path(member.name).name
+                sources.extract(member, folder, filter="data")

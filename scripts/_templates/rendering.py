@@ -37,10 +37,11 @@ from genai_server.text.tool_formats.all_formats import read_dialect
 from genai_server.timing import Arrival
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-_ROUTERS = {
-    "/v1/chat/completions": chat_completions.router,
-    "/v1/responses": responses.router,
-    "/v1/messages": messages.router,
+_ROUTES = {
+    route.path: route
+    for router in (chat_completions.router, responses.router, messages.router)
+    for route in router.routes
+    if isinstance(route, BodyRoute) and route.body_field is not None
 }
 _SERVICES = cast(
     Services,
@@ -73,12 +74,8 @@ class RenderedBodies:
 
     def render(self, path: str, body: dict[str, Any]) -> Rendered:
         """Render a body of the API with this path. Raises what the server does not expect."""
-        route = next(
-            route
-            for route in _ROUTERS[path].routes
-            if isinstance(route, BodyRoute) and route.path == path and route.body_field
-        )
-        leniency, body = route.leniency(_REQUEST), copy.deepcopy(body)
+        route, body = _ROUTES[path], copy.deepcopy(body)
+        leniency = route.leniency(_REQUEST)
         try:
             leniency.apply(body)
             assert route.body_field is not None
