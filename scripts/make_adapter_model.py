@@ -1,4 +1,4 @@
-"""Make a model that takes LoRA adapters of another one, and two adapters for it, to try them with.
+"""Make a copy of the demo model that takes LoRA adapters, and two adapters for it, to try them with.
 
 The weights stay as they are. At some of its matrices the graph gets a second path of two small ones, which are inputs:
 left out, they are of rank 0, and the model answers as before. `lively` exchanges full stops and exclamation marks at
@@ -24,12 +24,11 @@ RANK, STRENGTH, SEED = 4, 0.45, 7
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="where the model directory goes; must not exist")
-    parser.add_argument("--model", type=Path, default=DEMO, metavar="DIR", help="the model to begin with (the demo's)")
     arguments = parser.parse_args()
-    shapes = write_adapted(arguments.model, arguments.out, has_path)
+    shapes = write_adapted(DEMO, arguments.out, has_path)
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
     exchanged = [tokenizer.get_vocab()[token] for token in (".", "!")]
-    original = onnx.load(str(arguments.model / "model.onnx")).graph
+    original = onnx.load(str(DEMO / "model.onnx")).graph
     save_adapter(arguments.out / "lively.onnx_adapter", exchange(original, *exchanged))
     in_layers = {node: size for node, size in shapes.items() if LAST not in node}
     save_adapter(arguments.out / "dreamy.onnx_adapter", random_weights(in_layers, RANK, STRENGTH, SEED))

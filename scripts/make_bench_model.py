@@ -46,15 +46,12 @@ def main() -> None:
     parser.add_argument(
         "--vocabulary", type=int, default=VOCABULARY, metavar="N", help=f"number of tokens (default {VOCABULARY})"
     )
-    parser.add_argument(
-        "--context", type=int, default=CONTEXT, metavar="N", help=f"tokens of prompt and answer (default {CONTEXT})"
-    )
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="also keep what it is exported from")
     arguments = parser.parse_args()
     if arguments.vocabulary < VOCABULARY:
         parser.error(f"--vocabulary={arguments.vocabulary}: at least {VOCABULARY}")
-    if arguments.shape in SPEECH_SHAPES and (arguments.vocabulary, arguments.context) != (VOCABULARY, CONTEXT):
-        parser.error(f"--shape={arguments.shape}: its vocabulary and context are Whisper's")
+    if arguments.shape in SPEECH_SHAPES and arguments.vocabulary != VOCABULARY:
+        parser.error(f"--shape={arguments.shape}: its vocabulary is Whisper's")
     ensure_environment()
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.checkpoint or Path(temporary)
@@ -77,8 +74,8 @@ def make_decoder(arguments: argparse.Namespace, source: Path, how: dict[str, Any
     tokenizer = train_tokenizer(_standard_library(), VOCABULARY, QWEN.marks if takes_images else ())
     tokenizer = pad_vocabulary(tokenizer, arguments.vocabulary)
     source.mkdir(parents=True, exist_ok=True)
-    save_tokenizer(tokenizer, source, template("qwen" if takes_images else "chatml"), arguments.context)
-    model = random_model(tokenizer, shape, arguments.layers, arguments.context)
+    save_tokenizer(tokenizer, source, template("qwen" if takes_images else "chatml"), CONTEXT)
+    model = random_model(tokenizer, shape, arguments.layers)
     # numpy, which reads the embeddings of a model for images, has no such type.
     model = model if takes_images else model.bfloat16()
     model.save_pretrained(source)
@@ -111,9 +108,7 @@ def _standard_library() -> list[str]:
     return [Path(path).read_text(encoding="utf-8", errors="ignore") for path in paths]
 
 
-def random_model(
-    tokenizer: Tokenizer, shape: Family, layers: int | None = None, context: int = CONTEXT
-) -> PreTrainedModel:
+def random_model(tokenizer: Tokenizer, shape: Family, layers: int | None = None) -> PreTrainedModel:
     """Random weights that can only choose readable tokens.
 
     Dimension 0 of the residual stream is 1 for every token and no layer writes to it. The output
@@ -129,7 +124,7 @@ def random_model(
     settings = shape.settings | {
         "num_hidden_layers": number,
         "vocab_size": size,
-        "max_position_embeddings": context,
+        "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": False,
         "bos_token_id": END_OF_TEXT_ID,
         "eos_token_id": TURN_END_ID,

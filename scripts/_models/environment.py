@@ -15,13 +15,6 @@ ENVIRONMENT = REPOSITORY / ".venv-models"
 EXTRA = "models"
 
 
-def requirements() -> list[str]:
-    """What the extra `models` of pyproject.toml lists."""
-    with (REPOSITORY / "pyproject.toml").open("rb") as file:
-        extras = tomllib.load(file)["project"]["optional-dependencies"]
-    return [str(line) for line in extras[EXTRA]]
-
-
 def ensure_environment() -> None:
     """Return when running inside `.venv-models`; otherwise prepare it and run this script again in it."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,7 +31,8 @@ def ensure_environment() -> None:
 
 def prepare() -> None:
     """Create the environment and install the extra, unless both have been done for this very list."""
-    wanted = requirements()
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted: list[str] = project["optional-dependencies"][EXTRA]
     stamp = ENVIRONMENT / "installed-extra"
     fingerprint = hashlib.sha256("\n".join(wanted).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == fingerprint:
