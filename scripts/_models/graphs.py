@@ -76,23 +76,21 @@ def write_bench_vision(path: Path, table: np.ndarray, patch: int) -> None:
     rng, hidden, head, pixels = np.random.default_rng(0), table.shape[1], WIDTH // HEADS, 3 * 2 * patch * patch
     sizes = {"pixels": pixels, "hidden": hidden, "heads": HEADS, "head": head, "width": WIDTH, "token": 4 * WIDTH}
     text = graph_text("bench_start", **sizes, scale=head**-0.5)
-    shapes: dict[str, tuple[int, ...]] = {"from_pixels": (pixels, WIDTH), "from_token": (4 * WIDTH, hidden)}
-    shapes |= {"norm_weight": (WIDTH,), "norm_bias": (WIDTH,)}
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return rng.normal(0, rows**-0.5, (rows, columns)).astype(np.float32)
+
+    weights = {"from_pixels": matrix(pixels, WIDTH), "from_token": matrix(4 * WIDTH, hidden)}
+    ones, zeros = np.ones(WIDTH, np.float32), np.zeros(WIDTH, np.float32)
+    weights |= {"norm_weight": ones, "norm_bias": zeros}
     for layer in range(LAYERS):
         w = f"block_{layer}_"
         text += graph_text("vision_block", this=layer, after=layer + 1, w=w)
         for part in ("before_attention", "before_mlp"):
-            shapes |= {f"{w}{part}_weight": (WIDTH,), f"{w}{part}_bias": (WIDTH,)}
+            weights |= {f"{w}{part}_weight": ones, f"{w}{part}_bias": zeros}
         matrices = {"qkv": (WIDTH, 3 * WIDTH), "attended": (WIDTH, WIDTH), "up": (WIDTH, MLP), "down": (MLP, WIDTH)}
         for part, (rows, columns) in matrices.items():
-            shapes |= {f"{w}{part}_weight": (rows, columns), f"{w}{part}_bias": (columns,)}
-    weights = {}
-    for name, shape in shapes.items():
-        if len(shape) == 1:
-            gain = float("norm" in name or "before" in name) * name.endswith("weight")
-            weights[name] = np.full(shape, gain, np.float32)
-        else:
-            weights[name] = rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32)
+            weights |= {f"{w}{part}_weight": matrix(rows, columns), f"{w}{part}_bias": np.zeros(columns, np.float32)}
     write_graph(path, text + graph_text("bench_end", last=LAYERS), weights)
 
 
