@@ -39,11 +39,10 @@ from _load.answers import read_answer
 from _load.clients import ADMIN, DEATHS
 from _load.server import HOST, DoesNotStart, Server, run_server
 
-from genai_server.tools.bench.bench_client import Server as BenchServer
-from genai_server.tools.bench.bench_client import Target, calibrate, words
-from genai_server.tools.bench.measurement import Case, summarize
-from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.scenarios import SWEEP, measure_sweep
+from genai_server.tools.bench.bench_client import words
+from genai_server.tools.bench.bench_session import Session
+from genai_server.tools.bench.measurement import summarize
+from genai_server.tools.bench.plan import Plan, RequestOptions
 
 OK, FAILED, NOT_REACHED = "ok", "failed", "not reached"
 STREAMS, LONG_PROMPT, PROMPT, OUTPUT_TOKENS, ROUNDS = (1, 16, 64, 128), 4000, 64, 192, 3
@@ -59,7 +58,7 @@ QUESTIONS = (
     "Explain how a sailing boat can move against the wind, step by step.",
     words(300, "greedy"),
 )
-GIVEN = re.compile(r"(?P<name>[\w.-]+)=(?P<model>[^:]+):(?P<scheduler>\w+)(?::(?P<settings>.+))?")
+# Values may have commas, too.
 SEPARATOR = re.compile(r",(?=[A-Z_]+=)")
 Figures = dict[str, Any]
 Greedy = list[tuple[str, float]]
@@ -153,9 +152,9 @@ class Checks:
         yield "together", self.together
         max_length = httpx.get(f"{self._url}/v1/models", timeout=10).json()["data"][0]["max_model_len"]
         if max_length > LONG_PROMPT + 2 * OUTPUT_TOKENS:
-            yield f"prompt {LONG_PROMPT}", partial(self.speed, Case(SWEEP, 1, LONG_PROMPT, OUTPUT_TOKENS))
+            yield f"prompt {LONG_PROMPT}", partial(self.speed, 1, LONG_PROMPT)
         for streams in STREAMS:
-            yield f"speed {streams}", partial(self.speed, Case(SWEEP, streams, PROMPT, OUTPUT_TOKENS))
+            yield f"speed {streams}", partial(self.speed, streams, PROMPT)
         yield from (("terminate", self.terminate), ("kill", self.kill), ("unload", self.unload))
 
     async def greedy(self) -> Figures:
@@ -166,16 +165,18 @@ class Checks:
         """The same for all questions at once."""
         return self._compared(await asyncio.gather(*map(self._most_likely, QUESTIONS)))
 
-    async def speed(self, case: Case) -> Figures:
-        """Medians over some rounds of that many requests at once, after a round that does not count."""
-        plan = Plan(rounds=ROUNDS, seed=str(time.time()))
-        server = BenchServer("", self._url, api_key=None, model=None, body=GREEDY)
-        try:
-            target = Target(server, await calibrate(server, case), None)
-            _, *rounds = [await measure_sweep(target, plan, case, number) for number in range(ROUNDS + 1)]
-        finally:
-            await server.close()
-        (summary,) = summarize(rounds)
+    async def speed(self, streams: int, prompt_tokens: int) -> Figures:
+        """Medians over some rounds of `genai-server bench`, after a round that does not count."""
+        plan = Plan(
+            rounds=ROUNDS + 1,
+            concurrency=(streams,),
+            prompt_tokens=(prompt_tokens,),
+            output_tokens=OUTPUT_TOKENS,
+            seed=str(time.time()),
+        )
+        session = Session(plan, RequestOptions([self._url], body=GREEDY, health_interval=0))
+        await session.run(lambda *_: None)
+        (summary,) = summarize(session.report().measurements[1:])
         if summary.failed:
             raise Broken(f"{summary.failed} requests failed: {summary.first_error}")
         return {name: value.median for name, value in summary.figures.items() if value is not None}
@@ -278,14 +279,13 @@ def main() -> None:
 
 
 def configuration(text: str) -> Configuration:
-    """Read an argument. Raises ArgumentTypeError."""
-    found = GIVEN.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MODEL_DIR:SCHEDULER[:NAME=VALUE,...]")
-    settings = dict(setting.split("=", 1) for setting in SEPARATOR.split(found["settings"] or "") if "=" in setting)
-    model_dir = Path(found["model"]).resolve()
-    own = {"GENAI_MODEL_DIR": str(model_dir), "GENAI_SCHEDULER": found["scheduler"], "GENAI_DRAIN_TIMEOUT": "1"}
-    return Configuration(found["name"], model_dir, own | settings)
+    """Read an argument NAME=MODEL_DIR:SCHEDULER[:NAME=VALUE,...]. Raises ValueError."""
+    name, server = text.split("=", 1)
+    model, scheduler, *rest = server.split(":", 2)
+    model_dir = Path(model).resolve()
+    settings = {"GENAI_MODEL_DIR": str(model_dir), "GENAI_SCHEDULER": scheduler, "GENAI_DRAIN_TIMEOUT": "1"}
+    further = SEPARATOR.split(rest[0]) if rest else ()
+    return Configuration(name, model_dir, settings | dict(setting.split("=", 1) for setting in further))
 
 
 def end_in_order(number: int, _: FrameType | None) -> None:
