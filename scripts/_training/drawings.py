@@ -12,6 +12,8 @@ from .tables import table
 
 Rgb = tuple[int, int, int]
 SHAPES = ("circle", "square", "triangle", "star")
+# How many corners, the angle of the first one, and how far from it a turned shape may begin.
+_CORNERS = {"square": (4, 45.0, 15), "triangle": (3, -90.0, 180), "star": (10, -90.0, 36)}
 DIGITS = tuple("0123456789")
 COLORS: dict[str, list[Rgb]] = {
     name: [(red, green, blue) for red, green, blue in shades] for name, shades in table("pictures")["colors"].items()
@@ -143,20 +145,13 @@ def _shape(
     if kind == "circle":
         canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
         return
-    if kind == "square":
-        turn = 45 + (rng.uniform(-15, 15) if rng.random() < 0.3 else 0)
-        corners = [(turn + 90 * corner, 1.0) for corner in range(4)]
-    elif kind == "triangle":
-        turn = -90 + (rng.uniform(-180, 180) if rng.random() < 0.3 else 0)
-        corners = [(turn + 120 * corner, 1.0) for corner in range(3)]
-    else:
-        turn = -90 + (rng.uniform(-36, 36) if rng.random() < 0.3 else 0)
-        inner = rng.uniform(0.38, 0.5)
-        corners = [(turn + 36 * corner, inner if corner % 2 else 1.0) for corner in range(10)]
-    points = [
-        (x + radius * far * math.cos(math.radians(turn)), y + radius * far * math.sin(math.radians(turn)))
-        for turn, far in corners
-    ]
+    count, turn, swing = _CORNERS[kind]
+    turn += rng.uniform(-swing, swing) if rng.random() < 0.3 else 0
+    inner = rng.uniform(0.38, 0.5) if kind == "star" else 1.0
+    points = []
+    for corner in range(count):
+        angle, far = math.radians(turn + 360 // count * corner), radius * (inner if corner % 2 else 1.0)
+        points.append((x + far * math.cos(angle), y + far * math.sin(angle)))
     canvas.polygon(points, fill=color)
 
 
