@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 from transformers import WhisperForConditionalGeneration
 
 from .shared import SEED, THREADS, Budget, Course, optimizers_of, report, update
-from .speech_batches import IGNORED, LETTERS, Ahead, Batch, Lesson, make_batches
+from .speech_batches import IGNORED, LETTERS, Batch, Lesson, make_batches
 from .speech_sounds import Recording, make_recordings
 from .spoken_text import sentence
 
@@ -73,8 +74,7 @@ class Listener(nn.Module):  # type: ignore[misc]
             x = functional.gelu(encoder.conv2(functional.gelu(encoder.conv1(features)))).transpose(1, 2)
             x = x + encoder.embed_positions.weight[offset : offset + x.shape[1]]
             for layer in encoder.layers:
-                out = layer(x, None)
-                x = out if isinstance(out, torch.Tensor) else out[0]
+                x = layer(x, None)
             result: torch.Tensor = encoder.layer_norm(x)
         return result.float()
 
@@ -113,14 +113,22 @@ def train(model: Listener, tokenizer: Tokenizer, recordings: Sequence[Recording]
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(1)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
-    batches = Ahead(recordings, tokenizer, LESSONS[0][1], Random(SEED))
+    lesson, rng = LESSONS[0][1], Random(SEED)
+
+    def endless() -> Iterator[Batch]:
+        while True:
+            yield from make_batches(recordings, tokenizer, lesson, rng)
+
+    batches = endless()
     others = list(make_batches(recordings, tokenizer, Lesson(2, 6.0, 9000, prompts=False), Random(SEED + 1)))
     layers = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
     optimizers = optimizers_of(model, layers, RATE, decay=0.01)
     course = Course(budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, others, model.scores))
+    maker = ThreadPoolExecutor(1)  # of the next batches while the model learns
+    coming = maker.submit(lambda: list(islice(batches, THREADS)))
     for done in course.steps():
-        batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if done >= since)
-        learned = [next(batches) for _ in range(THREADS)]
+        lesson = next(lesson for since, lesson in reversed(LESSONS) if done >= since)
+        learned, coming = coming.result(), maker.submit(lambda: list(islice(batches, THREADS)))
         loss = functools.partial(model.loss, spelling_weight=1.0 if done < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
         course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from queue import Queue
 from random import Random
-from threading import Thread
 
 import numpy as np
 import torch
@@ -150,7 +148,7 @@ def _nothing(length: int, numbers: np.random.Generator) -> np.ndarray:
 
 
 def make_batches(recordings: Sequence[Recording], tokenizer: Tokenizer, lesson: Lesson, rng: Random) -> Iterator[Batch]:
-    """Batches of windows that are about as long as one another."""
+    """Some batches of windows that are about as long as one another."""
     windows = sorted((random_window(recordings, lesson, rng) for _ in range(_SORTED)), key=lambda w: len(w.samples))
     groups: list[list[Window]] = [[]]
     for window in windows:
@@ -194,24 +192,3 @@ def _padded(features: torch.Tensor, frames: int) -> torch.Tensor:
 def _rectangle(rows: list[list[int]], filler: int) -> torch.Tensor:
     most = max(1, *map(len, rows))
     return torch.tensor([row + [filler] * (most - len(row)) for row in rows])
-
-
-class Ahead:
-    """Makes batches in a thread while the model learns."""
-
-    def __init__(self, recordings: Sequence[Recording], tokenizer: Tokenizer, lesson: Lesson, rng: Random) -> None:
-        self.lesson = lesson
-        self._recordings, self._tokenizer, self._rng = recordings, tokenizer, rng
-        self._made: Queue[Batch] = Queue(4)
-        Thread(target=self._make, daemon=True).start()
-
-    def _make(self) -> None:
-        while True:
-            for batch in make_batches(self._recordings, self._tokenizer, self.lesson, self._rng):
-                self._made.put(batch)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        return self._made.get()
