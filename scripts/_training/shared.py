@@ -35,7 +35,7 @@ class Course:
     """The course of a training: the rate of learning, and reports.
 
     The rate rises to its peak in the first share `warm_up` of the budget, and falls to zero in the last share `fall`.
-    Now and then, and at the end, `evaluate` prints what the model can do.
+    Losses are printed now and then; at the end `evaluate` prints what the model can do.
     """
 
     budget: Budget
@@ -52,7 +52,7 @@ class Course:
     def steps(self) -> Iterator[float]:
         """Before each step the share of the budget that is used."""
         budget, step = self.budget, 0
-        start = reported = checked = time.monotonic()
+        start = reported = time.monotonic()
         while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
@@ -65,9 +65,6 @@ class Course:
                 speed = self._seen / (now - start)
                 print(f"step {step}  {100 * done:3.0f} %  {losses}  {speed:.0f} {self.unit}/s", flush=True)
                 reported = now
-            if now - checked > max(60.0, 5 * budget.minutes):
-                self.evaluate()
-                checked = time.monotonic()
         print(f"{step} steps, {self._seen} {self.unit} in {(time.monotonic() - start) / 60:.1f} minutes")
         self.evaluate()
 
