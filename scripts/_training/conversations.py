@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import tables
 from . import tools as toolbox
 from .tables import expand, fill, table
-from .template import Message, Tool
 
 MAX_OPERAND, MAX_COUNT = 12, 200
 PHRASINGS = table("phrasings")
@@ -24,8 +24,8 @@ Ability = Callable[[random.Random], Exchange]
 class Conversation:
     """Messages to learn from."""
 
-    messages: list[Message] = field(default_factory=list)
-    tools: list[Tool] | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[toolbox.Tool] | None = None
 
     def say(self, question: str, answer: str) -> None:
         """Add one exchange."""
@@ -137,8 +137,8 @@ def unknown(rng: random.Random) -> Exchange:
         "verb": rng.choice(tables.VERBS),
         "thing": rng.choice(_THINGS),
         "odd": rng.choice([odd, odd.title(), toolbox.odd_word(rng)]),
-        "place": toolbox.value_of("place", rng),
-        "name": toolbox.value_of("name", rng),
+        "place": toolbox.VALUES["place"](rng),
+        "name": toolbox.VALUES["name"](rng),
         "big": rng.randint(100, 5000),
     }
     return _ask("unknown", rng, drop=True, **slots), tables.FACTS["unknown"]
@@ -147,7 +147,7 @@ def unknown(rng: random.Random) -> Exchange:
 def repetition(rng: random.Random) -> Exchange:
     """The plainest copying: what calling tools, telling results and knowing where to stop build on."""
     kinds = ["place", "number", "name", "word", "words", "clock", "path", "sum"]
-    parts = [str(toolbox.value_of(rng.choice(kinds), rng)) for _ in range(rng.choice([1, 2, 3, 4, 6]))]
+    parts = [str(toolbox.VALUES[rng.choice(kinds)](rng)) for _ in range(rng.choice([1, 2, 3, 4, 6]))]
     parts += [toolbox.task(rng).tool["function"]["name"]] * (rng.random() < 0.3)
     text = rng.choice([" ", " ", ", "]).join(parts)
     return _ask("repeat", rng, polite=0, text=text), text
@@ -218,7 +218,7 @@ def tools_unused_chat(rng: random.Random) -> Conversation:
     return chat
 
 
-def _system(frames: list[str], rng: random.Random) -> Message:
+def _system(frames: list[str], rng: random.Random) -> dict[str, Any]:
     text = fill(expand(rng.choice(frames), rng), {"name": rng.choice(tables.FIRST_NAMES)})
     return {"role": "system", "content": text}
 

@@ -6,10 +6,10 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from . import tables
 from .tables import expand, fill, table, words
-from .template import Tool
 
 _TABLE = table("tools")
 # What a search, an e-mail, a song or a device may be about or called: common words, a file for each kind.
@@ -18,6 +18,7 @@ NOUNS, OTHERS, NAMES, CITIES, STEMS, SONGS, SYMBOLS, DEVICES = map(
 )
 WORDS = [*NOUNS, *OTHERS]
 FREE_TEXT = ("word", "words", "thing")  # kinds of values that a tail could not be told from
+Tool = dict[str, Any]
 
 
 @dataclass
@@ -100,6 +101,11 @@ def _sum(rng: random.Random) -> str:
     return f"{rng.randint(0, 99)}{space}{rng.choice('+-*/')}{space}{rng.randint(1, 99)}"
 
 
+def _figure(rng: random.Random) -> float:
+    return rng.choice([rng.randint(0, 99999), round(rng.uniform(0, 100), 1), round(rng.uniform(0, 100), 2)])
+
+
+# How values of parameters are drawn, by their kind.
 VALUES: dict[str, Callable[[random.Random], object]] = {
     "place": _place,
     "number": _number,
@@ -113,12 +119,11 @@ VALUES: dict[str, Callable[[random.Random], object]] = {
     "thing": _thing,
     "path": _path,
     "sum": _sum,
+    # Of results only.
+    "degrees": lambda rng: rng.randint(-20, 100),
+    "figure": _figure,
+    "state": lambda rng: rng.choice([True, False, *_TABLE["results"]]),
 }
-
-
-def value_of(kind: str, rng: random.Random) -> object:
-    """A value for a parameter."""
-    return VALUES[kind](rng)
 
 
 def _declare(name: str, description: str, kinds: dict[str, str], rng: random.Random) -> Tool:
@@ -144,7 +149,7 @@ def _declare(name: str, description: str, kinds: dict[str, str], rng: random.Ran
 def _known(rng: random.Random) -> Task:
     known = rng.choice(_TABLE["known"])
     name, kinds = known["name"], known["parameters"]
-    values = {parameter: value_of(kind, rng) for parameter, kind in kinds.items()}
+    values = {parameter: VALUES[kind](rng) for parameter, kind in kinds.items()}
     question = expand(rng.choice(known["questions"]), rng)
     if rng.random() < 0.5:
         question = _with_more_words(question, kinds, rng)
@@ -191,13 +196,10 @@ def _synthetic_name(words: list[str], rng: random.Random) -> str:
 
 
 def _synthetic(rng: random.Random) -> Task:
-    verb, noun = rng.choice(tables.VERBS), rng.choice([*tables.NOUNS, odd_word(rng)])
-    words = [verb, noun]
-    shown = noun
+    verb, nouns = rng.choice(tables.VERBS), [rng.choice([*tables.NOUNS, odd_word(rng)])]
     if rng.random() < 0.3:
-        second = rng.choice([rng.choice(tables.NOUNS), odd_word(rng)])
-        words, shown = [verb, noun, second], f"{noun} {second}"
-    name = _synthetic_name(words, rng)
+        nouns.append(rng.choice([rng.choice(tables.NOUNS), odd_word(rng)]))
+    name, shown = _synthetic_name([verb, *nouns], rng), " ".join(nouns)
     parameters = rng.sample(tables.PARAMETERS, 2)
     if rng.random() < 0.2:
         parameters[0] = f"{rng.choice(tables.NOUNS)}_{parameters[0]}"
@@ -211,7 +213,7 @@ def _synthetic(rng: random.Random) -> Task:
     one = rng.random() < 0.65
     if one:
         kinds.pop(parameters[1])
-    values = {p: value_of(kind, rng) for p, kind in kinds.items()}
+    values = {p: VALUES[kind](rng) for p, kind in kinds.items()}
     slots = {"verb": verb, "Verb": verb.title(), "noun": shown, "Noun": shown.title(), "tool": name}
     slots |= {key: str(values[p]) for key, p in zip("pq", kinds, strict=False)}
     slots |= {key: p.replace("_", " ") for key, p in zip(("pn", "qn"), kinds, strict=False)}
@@ -252,17 +254,5 @@ def result(rng: random.Random) -> tuple[str, str]:
 
 
 def _scalar(rng: random.Random) -> object:
-    match rng.randrange(8):
-        case 0 | 1:
-            return rng.randint(-20, 100)
-        case 2:
-            return rng.choice([rng.randint(0, 99999), round(rng.uniform(0, 100), 1), round(rng.uniform(0, 100), 2)])
-        case 3:
-            return rng.choice([True, False, *_TABLE["results"]])
-        case 4:
-            return value_of("place", rng)
-        case 5:
-            return value_of("words", rng)
-        case 6:
-            return value_of("clock", rng)
-    return value_of(rng.choice(["name", "word"]), rng)
+    kind = rng.choice(["degrees", "degrees", "figure", "state", "place", "words", "clock", "name or word"])
+    return VALUES[rng.choice(["name", "word"]) if kind == "name or word" else kind](rng)
