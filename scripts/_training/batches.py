@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from _models.environment import REPOSITORY
 from _models.tokenizer import TURN_END_ID
 from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from .conversations import Conversation, conversation
-from .template import render
+
+TEMPLATE = (REPOSITORY / "models" / "demo" / "chat_template.jinja").read_text(encoding="utf-8")
 
 CHUNK = 256  # conversations that are made at a time
 LONG_ANSWER = 24  # tokens from which an answer's tokens weigh less, so that counting does not drown the rest
@@ -54,6 +57,12 @@ class Encoder:
         return weights
 
 
+def render(chat: Conversation) -> str:
+    """The text of a conversation in the demo model's chat template, up to the end of its last message."""
+    (text,), _ = render_jinja_template([chat.messages], tools=chat.tools, chat_template=TEMPLATE)
+    return str(text)
+
+
 def padded(rows: list[Row], size: int, length: int) -> Batch:
     """Rows padded to a fixed shape."""
     tokens, weights = torch.zeros(size, length + 1, dtype=torch.long), torch.zeros(size, length + 1)
@@ -73,7 +82,7 @@ def training_batches(
     shelves: dict[int, list[Row]] = {length: [] for length in LENGTHS}
     while True:
         chats = [make(rng) for _ in range(CHUNK)]
-        for row in encoder.rows([render(chat.messages, chat.tools) for chat in chats]):
+        for row in encoder.rows([render(chat) for chat in chats]):
             length = next(length for length in LENGTHS if len(row[0]) <= length)
             shelves[length].append(row)
             if len(shelves[length]) == tokens // length:

@@ -22,10 +22,9 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from .batches import Batch, Encoder, training_batches
+from .batches import TEMPLATE, Batch, Encoder, training_batches
 from .conversations import plain_chat
 from .shared import SEED, THREADS, Budget, Course, optimizers_of, small_llama, update
-from .template import SOURCE
 from .text import CONTEXT
 
 MODEL = REPOSITORY / "models" / "demo"
@@ -46,7 +45,7 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     vocabulary = tokenizer.get_vocab_size()
     # The mask token is behind the tokens of the demo model's tokenizer.
     model = small_llama("draft", vocab_size=vocabulary + SPARE, pard_token=vocabulary)
-    save_tokenizer(tokenizer, work, SOURCE, CONTEXT)
+    save_tokenizer(tokenizer, work, TEMPLATE, CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     train(model, tokenizer, budget)
     model.save_pretrained(work)

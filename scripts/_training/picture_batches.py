@@ -17,7 +17,6 @@ from . import batches
 from .conversations import Conversation
 from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
 from .picture_questions import questions, small_talk, varied, without_picture
-from .template import render
 from .tower import TOKEN
 
 MARK, PAD = "<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"
@@ -75,7 +74,7 @@ def pixels(picture: Image.Image) -> np.ndarray:
 
 def make_batch(encoder: batches.Encoder, chats: list[Chat], grid: tuple[int, int]) -> Batch:
     """A batch of conversations with pictures of one size."""
-    rows = encoder.rows([render(chat.messages).replace(PAD, PAD * (grid[0] * grid[1])) for chat in chats])
+    rows = encoder.rows([batches.render(chat).replace(PAD, PAD * (grid[0] * grid[1])) for chat in chats])
     length = max(len(ids) for ids, _ in rows)
     length += -(length - 1) % _LENGTH_MULTIPLE
     text = batches.padded(rows, len(rows), length - 1)

@@ -15,10 +15,9 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from .batches import Batch, Encoder, training_batches
+from .batches import TEMPLATE, Batch, Encoder, render, training_batches
 from .conversations import conversation
 from .shared import SEED, THREADS, Budget, Course, optimizers_of, report, small_llama, update
-from .template import SOURCE, render
 
 CONTEXT = 2048
 VOCABULARY, SPACED_WORDS = 1920, 420
@@ -31,7 +30,7 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     """Tokenizer, model, training, export."""
     torch.manual_seed(SEED)
     tokenizer = make_tokenizer()
-    save_tokenizer(tokenizer, work, SOURCE, CONTEXT)
+    save_tokenizer(tokenizer, work, TEMPLATE, CONTEXT)
     model = small_llama("text", vocab_size=tokenizer.get_vocab_size())
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
     train(model, tokenizer, budget)
@@ -44,7 +43,7 @@ def make_tokenizer() -> Tokenizer:
     """A tokenizer for the language of the training text."""
     rng = random.Random(SEED)
     chats = [conversation(rng) for _ in range(20_000)]
-    return train_copying_tokenizer([render(chat.messages, chat.tools) for chat in chats], VOCABULARY, SPACED_WORDS)
+    return train_copying_tokenizer([render(chat) for chat in chats], VOCABULARY, SPACED_WORDS)
 
 
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None:

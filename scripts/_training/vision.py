@@ -16,12 +16,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from .batches import Encoder
+from .batches import Encoder, render
 from .drawings import random_scene
 from .picture_batches import KINDS, MAX_PIXELS, MIN_PIXELS, TINTS, Batch, training_batches, training_chat
 from .shared import SEED, THREADS, Budget, Course, descend, optimizers_of, report
 from .tables import table
-from .template import render
 from .tower import WIDTH, Tower, write_tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
@@ -52,7 +51,7 @@ def make_tokenizer() -> Tokenizer:
     """A tokenizer for the language of the training text."""
     rng, unseen = random.Random(SEED), np.zeros(0, np.float32)
     chats = [training_chat(lambda: (random_scene(rng, 1.0), unseen), rng, 1) for _ in range(3000)]
-    return train_tokenizer([render(chat.messages) for chat in chats], VOCABULARY, QWEN.marks)
+    return train_tokenizer([render(chat) for chat in chats], VOCABULARY, QWEN.marks)
 
 
 class Seer(nn.Module):  # type: ignore[misc]
