@@ -7,12 +7,12 @@ read in one pass: each sees the text up to its chosen token, and the masks betwe
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 
 from .batches import TEMPLATE, Batch, Encoder, training_batches
 from .conversations import plain_chat
-from .shared import SEED, THREADS, Budget, Course, optimizers_of, small_llama, update
+from .shared import SEED, THREADS, Budget, Course, descend, optimizers_of, small_llama
 from .text import CONTEXT
 
 MODEL = REPOSITORY / "models" / "demo"
@@ -34,7 +34,7 @@ DEPTH, CHOSEN = 8, 2
 # Embeddings behind those of the tokenizer's tokens, the first of which is that of the mask token.
 SPARE = 32
 LONGEST = 224
-BATCH_TOKENS, BATCHES_PER_STEP = 512, 1
+BATCH_TOKENS = 512
 RATE = 6e-3
 
 
@@ -46,7 +46,6 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     # The mask token is behind the tokens of the demo model's tokenizer.
     model = small_llama("draft", vocab_size=vocabulary + SPARE, pard_token=vocabulary)
     save_tokenizer(tokenizer, work, TEMPLATE, CONTEXT)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     train(model, tokenizer, budget)
     model.save_pretrained(work)
     program = REPOSITORY / ".venv" / "bin" / "genai-server"
@@ -61,27 +60,20 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None
     """Train until the budget is used; the learning rate falls to zero at its end."""
     encoder = Encoder(tokenizer, LONGEST)
     batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS, plain_chat)
-    validation = training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS, plain_chat)
-    kept = [next(validation) for _ in range(8)]
-    parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0)
-    course = Course(budget, optimizers, RATE, "tokens", evaluate=lambda: report(model, kept))
+    course = Course(budget, optimizers, RATE)
     for _ in course.steps():
-        learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
-        total = sum(float(batch.weights.sum()) for batch in learned)
-        first, later = update(parameters, learned, functools.partial(_loss, model, total=total), optimizers, pool)
-        course.note(sum(batch.tokens.numel() for batch in learned), first=first, later=later / BATCHES_PER_STEP)
-
-
-def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:
-    """The loss of all tokens that are said, and the mean of those after masks, both of about the same weight."""
-    logits, masked, targets, weights = predict(model, batch)
-    losses = functional.cross_entropy(logits, batch.targets, reduction="none")
-    first = (losses * batch.weights).sum() / total
-    later = functional.cross_entropy(masked, targets, reduction="none")
-    later = (later * weights).sum() / weights.sum().clamp(min=1.0)
-    return first + later / BATCHES_PER_STEP, [first.item(), later.item()]
+        batch = next(batches)
+        logits, masked, targets, weights = predict(model, batch)
+        # Of all tokens that are said, and of those after masks.
+        first = functional.cross_entropy(logits, batch.targets, reduction="none")
+        first = (first * batch.weights).sum() / batch.weights.sum()
+        later = functional.cross_entropy(masked, targets, reduction="none")
+        later = (later * weights).sum() / weights.sum().clamp(min=1.0)
+        descend(model, first + later, optimizers)
+        course.note(first=first.item(), later=later.item())
+    report(model, islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS, plain_chat), 8))
 
 
 def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,16 +121,14 @@ def _attention(chosen: torch.Tensor, length: int) -> torch.Tensor:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def report(model: LlamaForCausalLM, batches: list[Batch]) -> None:
+def report(model: LlamaForCausalLM, batches: Iterable[Batch]) -> None:
     """Print the share of right tokens, for each place of a draft."""
     right, asked = torch.zeros(DEPTH), torch.zeros(DEPTH)
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        for batch in batches:
-            logits, masked, targets, weights = predict(model, batch)
-            right[0] += ((logits.argmax(-1) == batch.targets) & (batch.weights > 0)).sum()
-            asked[0] += (batch.weights > 0).sum()
-            counted = (weights > 0).view(-1, DEPTH - 1)
-            right[1:] += ((masked.argmax(-1) == targets).view(-1, DEPTH - 1) & counted).sum(0)
-            asked[1:] += counted.sum(0)
+    for batch in batches:
+        logits, masked, targets, weights = predict(model, batch)
+        right[0] += ((logits.argmax(-1) == batch.targets) & (batch.weights > 0)).sum()
+        asked[0] += (batch.weights > 0).sum()
+        counted = (weights > 0).view(-1, DEPTH - 1)
+        right[1:] += ((masked.argmax(-1) == targets).view(-1, DEPTH - 1) & counted).sum(0)
+        asked[1:] += counted.sum(0)
     print("  right: " + ", ".join(f"{share:.3f}" for share in (right / asked).tolist()), flush=True)

@@ -131,7 +131,7 @@ def train_embeddings(tokenizer: BertTokenizer, topics: list[Topic], budget: Budg
             near = functional.normalize(queries[:, :width]) @ functional.normalize(texts[:, :width]).T / TEMPERATURE
             loss = loss + functional.cross_entropy(near, wanted) + functional.cross_entropy(near.T, wanted)
         descend(model, loss, [optimizer])
-        course.note(len(pairs), loss=loss.item())
+        course.note(loss=loss.item())
     return model.eval()
 
 
@@ -155,7 +155,7 @@ def train_reranker(
         wanted = (torch.arange(len(texts)) < len(pairs)).float()
         loss = functional.binary_cross_entropy_with_logits(logits, wanted)
         descend(model, loss, [optimizer])
-        course.note(len(pairs), loss=loss.item())
+        course.note(loss=loss.item())
     return model.eval()
 
 
@@ -207,6 +207,6 @@ def _courses(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tu
     """Before each step its course and optimizer."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     model.train()
-    course = Course(budget, [optimizer], rate, "pairs", fall=1 - WARM_UP, warm_up=WARM_UP)
+    course = Course(budget, [optimizer], rate, fall=1 - WARM_UP, warm_up=WARM_UP)
     for _ in course.steps():
         yield course, optimizer

@@ -35,18 +35,14 @@ class Course:
     """The course of a training: the rate of learning, and reports.
 
     The rate rises to its peak in the first share `warm_up` of the budget, and falls to zero in the last share `fall`.
-    Losses are printed now and then; at the end `evaluate` prints what the model can do.
+    Losses are printed now and then.
     """
 
     budget: Budget
     optimizers: Sequence[torch.optim.Optimizer]
     rate: float
-    # What `note` counts.
-    unit: str
     fall: float = 0.6
     warm_up: float = 0.03
-    evaluate: Callable[[], None] = lambda: None
-    _seen: int = 0
     _averages: dict[str, float] = field(default_factory=dict)
 
     def steps(self) -> Iterator[float]:
@@ -62,15 +58,12 @@ class Course:
             now = time.monotonic()
             if now - reported > _SECONDS_BETWEEN_REPORTS:
                 losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self._averages.items())
-                speed = self._seen / (now - start)
-                print(f"step {step}  {100 * done:3.0f} %  {losses}  {speed:.0f} {self.unit}/s", flush=True)
+                print(f"step {step}  {100 * done:3.0f} %  {losses}", flush=True)
                 reported = now
-        print(f"{step} steps, {self._seen} {self.unit} in {(time.monotonic() - start) / 60:.1f} minutes")
-        self.evaluate()
+        print(f"{step} steps in {(time.monotonic() - start) / 60:.1f} minutes")
 
-    def note(self, seen: int, **losses: float) -> None:
-        """What a step has seen and lost."""
-        self._seen += seen
+    def note(self, **losses: float) -> None:
+        """What a step has lost."""
         for name, loss in losses.items():
             self._averages[name] = 0.95 * self._averages.get(name, loss) + 0.05 * loss
 

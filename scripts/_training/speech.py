@@ -42,8 +42,6 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     tokenizer = make_tokenizer()
     whisper.save_speech_tokenizer(tokenizer, work, LAYOUT)
     model = Listener(tokenizer)
-    size = sum(p.numel() for p in model.whole.parameters())
-    print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
     # Speaking 30,000 sentences takes some minutes; a shorter training needs fewer.
     recordings = make_recordings(min(30_000, round(500 * budget.minutes)), Random(SEED), THREADS)
     train(model, tokenizer, recordings, budget)
@@ -120,10 +118,9 @@ def train(model: Listener, tokenizer: Tokenizer, recordings: Sequence[Recording]
             yield from make_batches(recordings, tokenizer, lesson, rng)
 
     batches = endless()
-    others = list(make_batches(recordings, tokenizer, Lesson(2, 6.0, 9000, prompts=False), Random(SEED + 1)))
     layers = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
     optimizers = optimizers_of(model, layers, RATE, decay=0.01)
-    course = Course(budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, others, model.scores))
+    course = Course(budget, optimizers, RATE, 0.5)
     maker = ThreadPoolExecutor(1)  # of the next batches while the model learns
     coming = maker.submit(lambda: list(islice(batches, THREADS)))
     for done in course.steps():
@@ -131,4 +128,6 @@ def train(model: Listener, tokenizer: Tokenizer, recordings: Sequence[Recording]
         learned, coming = coming.result(), maker.submit(lambda: list(islice(batches, THREADS)))
         loss = functools.partial(model.loss, spelling_weight=1.0 if done < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
-        course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)
+        course.note(spelling=spelling, writing=writing)
+    others = make_batches(recordings, tokenizer, Lesson(2, 6.0, 9000, prompts=False), Random(SEED + 1))
+    report(model, others, model.scores)

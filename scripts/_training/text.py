@@ -32,7 +32,6 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     tokenizer = make_tokenizer()
     save_tokenizer(tokenizer, work, TEMPLATE, CONTEXT)
     model = small_llama("text", vocab_size=tokenizer.get_vocab_size())
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
     train(model, tokenizer, budget)
     model.save_pretrained(work)
     export(work, fresh, precision="int8", block_size=32)
@@ -50,18 +49,17 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, budget: Budget) -> None
     """Train until the budget is used; the learning rate falls to zero at its end."""
     encoder = Encoder(tokenizer, LONGEST)
     batches = training_batches(encoder, random.Random(SEED), BATCH_TOKENS)
-    others = list(islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS), 6))
     optimizers = optimizers_of(model, [model.model.layers], RATE, decay=0.0)
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
     torch.set_num_threads(1)
-    course = Course(
-        budget, optimizers, RATE, "tokens", evaluate=lambda: report(model, others, functools.partial(_scores, model))
-    )
+    course = Course(budget, optimizers, RATE)
     for _ in course.steps():
         learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
         total = sum(float(batch.weights.sum()) for batch in learned)
         (loss,) = update(parameters, learned, functools.partial(_loss, model, total=total), optimizers, pool)
-        course.note(sum(batch.tokens.numel() for batch in learned), loss=loss)
+        course.note(loss=loss)
+    others = islice(training_batches(encoder, random.Random(SEED + 1), BATCH_TOKENS), 6)
+    report(model, others, functools.partial(_scores, model))
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:

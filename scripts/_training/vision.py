@@ -36,8 +36,6 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     tokenizer = make_tokenizer()
     save_tokenizer(tokenizer, work, template("qwen"), CONTEXT)
     model = Seer(tokenizer.get_vocab_size())
-    parts = [p for name, p in model.named_parameters() if "visual" not in name]
-    print(f"{sum(p.numel() for p in parts):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
     train(model, tokenizer, budget)
     model.train(False)
     model.whole.save_pretrained(work)
@@ -96,9 +94,8 @@ def train(model: Seer, tokenizer: Tokenizer, budget: Budget) -> None:
     torch.set_num_threads(THREADS)
     encoder = Encoder(tokenizer, CONTEXT)
     batches = training_batches(encoder, random.Random(SEED), ROWS)
-    others = list(islice(training_batches(encoder, random.Random(SEED + 1), ROWS), 12))
     optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], RATE, decay=0.01)
-    course = Course(budget, optimizers, RATE, "pictures", evaluate=lambda: report(model, others, model.scores))
+    course = Course(budget, optimizers, RATE)
     for done in course.steps():
         batch = next(batches)
         seen = model.tower.seen(batch.pictures)
@@ -110,4 +107,5 @@ def train(model: Seer, tokenizer: Tokenizer, budget: Budget) -> None:
             losses["speaking"] = speaking.item()
             loss = 0.3 * naming + speaking
         descend(model, loss, optimizers)
-        course.note(len(batch.pictures), **losses)
+        course.note(**losses)
+    report(model, islice(training_batches(encoder, random.Random(SEED + 1), ROWS), 12), model.scores)
