@@ -15,7 +15,7 @@ MAX_OPERAND, MAX_COUNT = 12, 200
 PHRASINGS = table("phrasings")
 _THINGS = [thing.strip() for thing in PHRASINGS["things"].replace("\n", " ").split(";")]
 # What stands before and behind a question.
-_BEFORE, _MIN_TOKENS_AFTER = (PHRASINGS[name].split("|") for name in ("before", "behind"))
+_BEFORE, _BEHIND = (str(PHRASINGS[name]).split("|") for name in ("before", "behind"))
 Exchange = tuple[str, str]
 Ability = Callable[[random.Random], Exchange]
 
@@ -37,15 +37,20 @@ def _ask(subject: str, rng: random.Random, *, drop: bool = False, polite: float 
     matters.
     """
     text = expand(rng.choice(PHRASINGS[subject]), rng)
-    if rng.random() < polite:
-        text = _joined(rng.choice(_BEFORE), text) + rng.choice(_MIN_TOKENS_AFTER)
+    text = _polite(text, rng, polite)
     if rng.random() < 0.35:
         text = _roughened(text, rng, drop)
     return fill(text, {name: str(value) for name, value in slots.items()})
 
 
-def _joined(prefix: str, text: str) -> str:
-    return prefix + (text[0].lower() + text[1:] if prefix.endswith((", ", ": ")) and text[1:2].islower() else text)
+def _polite(text: str, rng: random.Random, share: float) -> str:
+    """The text, with this probability with something before and behind it."""
+    if rng.random() >= share:
+        return text
+    before = rng.choice(_BEFORE)
+    if before.endswith((", ", ": ")) and text[1:2].islower():
+        text = text[0].lower() + text[1:]
+    return before + text + rng.choice(_BEHIND)
 
 
 def _roughened(text: str, rng: random.Random, drop: bool) -> str:
@@ -192,24 +197,17 @@ def tool_chat(rng: random.Random) -> Conversation:
     if rng.random() < 0.15:
         chat.say(*small_talk(rng))
     for task in tasks:
-        _call(chat, task, rng)
+        call = {"function": {"name": task.tool["function"]["name"], "arguments": task.arguments}}
+        chat.messages += [
+            {"role": "user", "content": _polite(task.question, rng, 0.35)},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+        if rng.random() < 0.6:
+            content, told = toolbox.result(rng)
+            chat.messages += [{"role": "tool", "content": content}, {"role": "assistant", "content": told}]
     if rng.random() < 0.1:
         chat.say(*capital(rng))
     return chat
-
-
-def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
-    question = task.question
-    if rng.random() < 0.35:
-        question = _joined(rng.choice(_BEFORE), question) + rng.choice(_MIN_TOKENS_AFTER)
-    call = {"function": {"name": task.tool["function"]["name"], "arguments": task.arguments}}
-    chat.messages += [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-    ]
-    if rng.random() < 0.6:
-        content, told = toolbox.result(rng)
-        chat.messages += [{"role": "tool", "content": content}, {"role": "assistant", "content": told}]
 
 
 def tools_unused_chat(rng: random.Random) -> Conversation:

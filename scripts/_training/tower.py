@@ -38,7 +38,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Tower(nn.Module):  # type: ignore[misc]
-    """Pictures [pictures, 3, height, width] between -1 and 1 to features [pictures, tokens, hidden]."""
+    """Pictures [pictures, 3, height, width] between -1 and 1 to features [pictures, tokens, hidden]: `out(seen())`."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -62,10 +62,6 @@ class Tower(nn.Module):  # type: ignore[misc]
             x = block(x)
         seen: torch.Tensor = self.norm(x)
         return seen
-
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.out(self.seen(pictures))
-        return features
 
 
 def frequencies() -> torch.Tensor:
