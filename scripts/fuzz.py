@@ -1,21 +1,7 @@
 """Send a server what no client should, and report which of its promises it has kept.
 
-`requests`: valid bodies of all POST endpoints with their values, bytes and framing changed, and long lists of small
-wrong things, to the scripted runner. No answer may be a 500, take more than a second, or make the server hold more
-memory or files, and /healthz must answer all the time.
-
-`grammars`: schemas, regular expressions, grammars and tools at the limits of a compiler, half of them to the scripted
-runner and half to the demo model, whose engine follows what has passed for a few tokens. No answer may be a 5xx or
-missing, and server and engines must be the same processes at the end.
-
-`images` and `recordings`: damaged and odd files. Each must be read, or refused with an error that names its field. No
-process may die, nothing may take longer than a request may wait, and no file may be left.
-
-`schemas`: small random schemas, or with `--files` those of a folder, such as `data` of
-https://github.com/guidance-ai/jsonschemabench. Each goes through the functions with which the server checks and follows
-it; answers are drawn at random over bytes and over the demo model's tokens, and none may break its schema.
-
-Findings are reported with the numbers that reproduce them. Linux only; exits with status 1 if a promise is broken.
+`--help` of a target says what it sends and which promises those are. Findings are reported with the numbers that
+reproduce them. Linux only; exits with status 1 if a promise is broken.
 """
 
 from __future__ import annotations

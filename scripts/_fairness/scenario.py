@@ -28,7 +28,7 @@ _RATIO = 3.0
 _TASKS = 3
 # Seconds that an attack has before the first attacked request, and after which the engine, which reports once a second,
 # has reported the attack's passes.
-_SECONDS_TO_SETTLE, _SECONDS_TO_REPORT = 1.0, 2.0
+_SECONDS_TO_SETTLE, _SECONDS_TO_REPORT = 2.0, 2.0
 # Seconds within which an attack must begin, and what it has left must end.
 _CALM = 120.0
 # Seconds after which the process of an attack is killed.

@@ -49,11 +49,8 @@ class Campaign:
                 outcome = await attempt(number)
             except Exception as error:
                 outcome = Outcome("error", type(error).__name__, f"{type(error).__name__}: {error}")
-            self.add(number, outcome, time.monotonic() - started)
-
-    def add(self, number: int, outcome: Outcome, seconds: float = 0.0) -> None:
-        """Count an attempt."""
-        self.results[outcome.kind, outcome.result] += 1
-        self.slowest = max(self.slowest, (seconds if outcome.seconds is None else outcome.seconds, number))
-        if outcome.complaint is not None:
-            self.failures.append((number, outcome.complaint))
+            seconds = time.monotonic() - started if outcome.seconds is None else outcome.seconds
+            self.results[outcome.kind, outcome.result] += 1
+            self.slowest = max(self.slowest, (seconds, number))
+            if outcome.complaint is not None:
+                self.failures.append((number, outcome.complaint))

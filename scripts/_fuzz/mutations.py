@@ -36,7 +36,7 @@ ODD_TEXTS = (
 )
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, -0.0, 0.5, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**40, 1e308, 5e-324,
-    [], {}, [[]], [None], {"": None}, {"$ref": "#"}, [{}] * 300, list(range(3000)),
+    *ODD_TEXTS, [], {}, [[]], [None], {"": None}, {"$ref": "#"}, [{}] * 300, list(range(3000)),
     _RAW + "NaN", _RAW + "-Infinity", _RAW + "1e999", _RAW + "-0", _RAW + "0x10", _RAW + "01", _RAW + "9" * 5000,
     _RAW + "[" * 900 + "]" * 900, _RAW + '{"a":' * 900 + "1" + "}" * 900, _RAW + "[" * 60_000,
     _RAW + "[" * 60_000 + "]" * 60_000, _RAW + '"\\ud800"', _RAW + '"\\u00"', _RAW + "'x'", _RAW + "/**/1", _RAW + "",
@@ -72,18 +72,15 @@ def _change_value(chance: random.Random, body: Any) -> Any:
         return _odd(chance)
     holder, key = chance.choice(places)
     match chance.randrange(8):
-        case 0 | 1 | 2:
+        case 0 | 1 | 2 | 3:
             holder[key] = _odd(chance)
-        case 3:
-            holder[key] = chance.choice(ODD_TEXTS)
         case 4:
             del holder[key]
         case 5:
             holder[key] = chance.choice(([holder[key]], {"x": holder[key]}, str(holder[key]), [holder[key]] * 50))
         case 6 if isinstance(holder, dict):
-            holder[chance.choice(("x", "", "\x00", "messages", "stream", "max_tokens", "__proto__", "\ud800"))] = (
-                holder[key]
-            )
+            name = chance.choice(("x", "", "\x00", "messages", "stream", "max_tokens", "__proto__", "\ud800"))
+            holder[name] = holder[key]
         case _:
             if isinstance(holder[key], str):
                 holder[key] = _change_text(chance, holder[key])
@@ -107,11 +104,8 @@ def _places(body: Any) -> Iterator[tuple[Any, Any]]:
 
 def _change_text(chance: random.Random, text: str) -> str:
     at = chance.randint(0, len(text))
-    return (
-        text[:at]
-        + chance.choice((*ODD_TEXTS, text, chr(chance.randrange(0x110000))))
-        + text[at + chance.randint(0, 2) :]
-    )
+    added = chance.choice((*ODD_TEXTS, text, chr(chance.randrange(0x110000))))
+    return text[:at] + added + text[at + chance.randint(0, 2) :]
 
 
 def _break_encoding(chance: random.Random, data: bytes) -> bytes:
