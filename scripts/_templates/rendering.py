@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import Receive
 
 from genai_server.apis import chat_completions
 from genai_server.apis.messages import routes as messages
@@ -104,11 +104,7 @@ class RenderedBodies:
 def _context(leniency: Leniency) -> RequestContext:
     """The context of a request that nothing but its leniency matters of."""
     record = RequestRecord({}, "", "", "", Arrival(time.monotonic), 0.0)
-    return RequestContext(Deadline(600, time.monotonic), _receive, record, leniency)
-
-
-async def _receive() -> Message:
-    raise AssertionError("no message is read")
+    return RequestContext(Deadline(600, time.monotonic), cast(Receive, None), record, leniency)
 
 
 def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, FieldNames]:
