@@ -21,7 +21,7 @@ from _models.table import table
 from genai_server.messages.generation_request import Sampling
 
 HEAD = ["rows", "ms a step", "in ONNX Runtime", "gap", "CPU ms in the gap", "tokens/s", "against the first"]
-# Operators with a smaller share of a step are combined.
+# Operators with a smaller share of a step are left out.
 MIN_SHARE = 0.01
 
 
@@ -64,17 +64,12 @@ def times(found: dict[int, list[Pass]]) -> Iterator[list[str]]:
 
 
 def shares(operators: dict[int, Counter[str]], steps: int) -> Iterator[list[str]]:
-    """A row for each operator, the longest of the last number of sequences first, and one for the rest."""
+    """A row for each operator but those with small shares, the longest of the last number of sequences first."""
     totals = {rows: found.total() for rows, found in operators.items()}
     *_, last = operators.values()
-    rest = dict.fromkeys(operators, 0)
     for name, _ in last.most_common():
-        taken = {rows: found[name] for rows, found in operators.items()}
-        if all(taken[rows] < MIN_SHARE * totals[rows] for rows in operators):
-            rest = {rows: rest[rows] + taken[rows] for rows in operators}
-        else:
-            yield [name, *(cell(taken[rows], totals[rows], steps) for rows in operators)]
-    yield ["others", *(cell(rest[rows], totals[rows], steps) for rows in operators)]
+        if any(found[name] >= MIN_SHARE * totals[rows] for rows, found in operators.items()):
+            yield [name, *(cell(found[name], totals[rows], steps) for rows, found in operators.items())]
 
 
 def cell(taken: int, total: int, steps: int) -> str:
