@@ -51,10 +51,15 @@ def make(budget: Budget, work: Path, fresh: Path) -> None:
     embeddings = train_embeddings(tokenizer, known, budget)
     share = share_of_nearest(embeddings, tokenizer, known)
     print(f"{share:.0%} of the held-out queries have a text of their topic as the nearest")
-    save(embeddings, tokenizer, work / "embeddings", reranks=False)
+    embeddings.config.matryoshka_dimensions = list(WIDTHS)
     reranker = train_reranker(tokenizer, known, budget, embeddings)
-    save(reranker, tokenizer, work / "reranker", reranks=True)
-    for name in ("embeddings", "reranker"):
+    reranker.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    # The files of sentence-transformers' directory, one of which is empty.
+    shutil.copytree(Path(__file__).with_name("pooled_files"), work / "embeddings")
+    (work / "embeddings" / "2_Normalize").mkdir()
+    for name, model in (("embeddings", embeddings), ("reranker", reranker)):
+        model.save_pretrained(work / name)
+        tokenizer.save_pretrained(work / name)
         command = [sys.executable, str(EXPORT), str(work / name), str(fresh / f"demo-{name}"), "fp32"]
         subprocess.run(command, check=True)
 
@@ -169,19 +174,6 @@ def share_of_nearest(model: BertModel, tokenizer: BertTokenizer, topics: list[To
     best = (functional.normalize(asked) @ functional.normalize(known).T).argmax(dim=1).tolist()
     right = sum(texts[int(number)][0] == name for number, (name, _) in zip(best, queries, strict=True))
     return float(right / len(queries))
-
-
-def save(model: Any, tokenizer: BertTokenizer, work: Path, *, reranks: bool) -> None:
-    """Write the directory in the form of sentence-transformers."""
-    if reranks:
-        model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
-    else:
-        model.config.matryoshka_dimensions = list(WIDTHS)
-    model.save_pretrained(work)
-    tokenizer.save_pretrained(work)
-    if not reranks:
-        shutil.copytree(Path(__file__).with_name("pooled_files"), work, dirs_exist_ok=True)
-        (work / "2_Normalize").mkdir(exist_ok=True)
 
 
 def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[str, str]]:
