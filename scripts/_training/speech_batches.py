@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -10,11 +9,11 @@ from random import Random
 import numpy as np
 import torch
 from _models import speech_files as whisper
-from _models.speech_files import POSITIONS_PER_SECOND, WINDOW_SECONDS
+from _models.speech_files import POSITIONS_PER_SECOND, SAMPLE_RATE, WINDOW_SECONDS
 from tokenizers import Tokenizer
 from transformers.audio_utils import mel_filter_bank
 
-from .speech_sounds import SAMPLE_RATE, Recording, noise, worsened
+from .speech_sounds import Recording, noise, worsened
 from .spoken_text import plain_words, sentence
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"  # of the loss on the encoder; 0 is its blank
@@ -23,6 +22,9 @@ MELS, FFT, HOP = 80, 400, 160
 WHOLE = WINDOW_SECONDS * 100  # frames
 _SORTED = 64  # windows among which those of similar length are found
 _POSITION = SAMPLE_RATE // POSITIONS_PER_SECOND  # samples
+_HANN = torch.hann_window(FFT)
+_MEL = mel_filter_bank(1 + FFT // 2, MELS, 0.0, SAMPLE_RATE / 2, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+_FILTERS = torch.from_numpy(_MEL.T.astype(np.float32))
 
 
 def log_mel(samples: np.ndarray) -> torch.Tensor:
@@ -31,20 +33,13 @@ def log_mel(samples: np.ndarray) -> torch.Tensor:
     It equals that of onnxruntime-genai's processor for Whisper up to rounding. Transformers' differs at the ends of a
     recording, which it continues with a reflection, and onnxruntime-genai with silence.
     """
-    window, filters = _constants()
     spectrum = torch.stft(
-        torch.from_numpy(samples), FFT, HOP, window=window, center=True, pad_mode="constant", return_complex=True
+        torch.from_numpy(samples), FFT, HOP, window=_HANN, center=True, pad_mode="constant", return_complex=True
     )
     power = spectrum[:, :-1].abs() ** 2
-    logs = (filters @ power).clamp(min=1e-10).log10()
+    logs = (_FILTERS @ power).clamp(min=1e-10).log10()
     result: torch.Tensor = (torch.maximum(logs, logs.max() - 8) + 4) / 4
     return result
-
-
-@functools.cache
-def _constants() -> tuple[torch.Tensor, torch.Tensor]:
-    filters = mel_filter_bank(1 + FFT // 2, MELS, 0.0, SAMPLE_RATE / 2, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-    return torch.hann_window(FFT), torch.from_numpy(filters.T.astype(np.float32))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
+from _models.speech_files import SAMPLE_RATE
 from numpy.fft import irfft, rfft, rfftfreq
 
 from .spoken_text import sentence
 
-SAMPLE_RATE = 16_000
 ACCENTS = ("en-us", "en-gb")
 VARIANTS = ("default", "m1", "m2", "m3", "m4", "m5", "m6", "m8", "f1", "f2", "f3", "f4")
 _SILENCE = 0.004  # of the loudest sample
