@@ -12,7 +12,7 @@ from genai_server.cli.commands import COMMANDS
 from genai_server.config.setting_form import option
 from genai_server.config.settings import SETTING_GROUPS, Settings
 from tests.profiles.files import write_session
-from tests.running_server import ROOT, clean_environment, run_python
+from tests.running_server import PATIENCE, ROOT, clean_environment, run_python
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -87,7 +87,7 @@ def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:
         assert process.stderr is not None
         process.stdout.read(read)
         process.stdout.close()
-        return process.wait(30), process.stderr.read()
+        return process.wait(PATIENCE), process.stderr.read()
 
 
 @pytest.mark.parametrize(

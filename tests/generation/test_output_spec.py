@@ -15,7 +15,7 @@ from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.tasks import Requester
-from tests.running_server import DEMO
+from tests.running_server import DEMO, PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def _specs(
 ) -> list[OutputSpec]:
     """The specs of these bodies, in order, each for all requesters."""
     with closing(WorkerPool(WorkerLimits())) as pool:
-        specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
+        specs = CheckedSpecs(GrammarChecker(pool, timeout=PATIENCE), best_effort=True)
         return [await specs.of(body, codec, [1], requester) for body in bodies for requester in requesters]
 
 
@@ -93,7 +93,7 @@ async def test_ignored_keywords_are_reported_each_time(codec: TextCodec, made: M
 
 async def test_a_grammar_that_does_not_compile_is_refused_each_time(codec: TextCodec) -> None:
     with closing(WorkerPool(WorkerLimits())) as pool:
-        specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
+        specs = CheckedSpecs(GrammarChecker(pool, timeout=PATIENCE), best_effort=True)
         for _ in range(2):
             with pytest.raises(InvalidField, match="structured_outputs.regex"):
                 await specs.of(_body(structured_outputs={"regex": "("}), codec, [1], ALICE)

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.running_server import RunningServer, body, refusal, run_server, wait_until
+from tests.running_server import PATIENCE, RunningServer, body, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 
@@ -257,7 +257,7 @@ def test_unfit_file_is_the_reason_of_a_failed_load(own_folder: Path, adapted: Pa
     wrong = adapted / "chat_template.jinja"
     options = ("--model-dir", str(adapted), "--adapters", f"law={wrong}")
     with run_server(own_folder, *options, ready=False) as server:
-        assert server.process.wait(40) == 1
+        assert server.process.wait(PATIENCE) == 1
         assert f'adapter "law": {wrong} is not an adapter file' in server.log()
 
 

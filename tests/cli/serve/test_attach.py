@@ -20,7 +20,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import NO_SERVER
 from genai_server.messages.supervisor_protocol import SetAlias
 from genai_server.system.processes import open_runtime_folder
-from tests.running_server import wait_until
+from tests.running_server import PATIENCE, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def forget_processes() -> Iterator[None]:
     """Wait for the supervisors that a test has started."""
     yield
     for process in attach._started:
-        process.wait(60)
+        process.wait(PATIENCE)
     attach._started.clear()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_server import RunningServer, api_processes, has_ended, run_server, wait_until
+from tests.running_server import PATIENCE, RunningServer, api_processes, has_ended, run_server, wait_until
 
 # Several servers are started, one after another.
 pytestmark = pytest.mark.timeout(300)
@@ -43,7 +43,7 @@ def test_a_start_longer_than_uvicorns_health_check_is_awaited_or_stopped(tmp_pat
         if is_stopped:
             wait_until(lambda: len(api_processes(server)) == 2)
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(60) == 0
+            assert server.process.wait(PATIENCE) == 0
         else:
             assert "died" not in server.log()
             assert server.chat("say x").json()["content"] == "x"

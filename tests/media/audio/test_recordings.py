@@ -30,7 +30,7 @@ from genai_server.workers.process import WorkerProcess
 from genai_server.workers.tasks import Requester, TaskKind
 from tests.media.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
 from tests.media.audio.speech_directory import make_speech_directory
-from tests.running_server import wait_until
+from tests.running_server import PATIENCE, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,8 @@ class Seen:
         self.uploads = (folder / f"upload-{number}" for number in itertools.count())
         if not (folder / "model").exists():
             make_speech_directory(folder / "model", seconds=10)
-        checked = Settings.model_validate(settings)
+        # Decoding takes as long as the machine is slow, so that only tests of that limit have a short one.
+        checked = Settings.model_validate({"audio_timeout": PATIENCE} | settings)
         self.pool = WorkerPool(WorkerLimits.of(checked), self._start)
         # The processes that were started, and their kinds.
         self.processes: list[WorkerProcess] = []

@@ -32,7 +32,7 @@ from genai_server.workers.task_queue import Reservation, SpaceBudget
 from genai_server.workers.tasks import READ_IMAGE, Requester, TaskKind
 from tests.media.images.pictures import data_url, encoded, picture, png_header, tiles
 from tests.media.images.vision_directory import IDS, make_vision_directory
-from tests.running_server import wait_until
+from tests.running_server import PATIENCE, wait_until
 
 ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s"), name) for name in ("alice", "bob"))
 
@@ -54,7 +54,8 @@ class Seen:
         self.model_dir = folder / "model"
         if not self.model_dir.exists():
             make_vision_directory(self.model_dir)
-        checked = Settings.model_validate(settings)
+        # An image takes as long as the machine is slow, so that only tests of that limit have a short one.
+        checked = Settings.model_validate({"media_timeout": PATIENCE} | settings)
         self.pool = WorkerPool(WorkerLimits.of(checked), self._start)
         self.images = Images(self.pool, checked, self.folder, self._count)
 
