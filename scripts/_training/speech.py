@@ -110,7 +110,8 @@ def _half() -> torch.autocast:
 def train(model: Listener, tokenizer: Tokenizer, recordings: Sequence[Recording], budget: Budget) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(1)
-    parameters, pool = list(model.parameters()), ThreadPoolExecutor(THREADS)
+    parameters = [p for p in model.parameters() if p.requires_grad]  # not so the encoder's positions
+    pool = ThreadPoolExecutor(THREADS)
     lesson, rng = LESSONS[0][1], Random(SEED)
 
     def endless() -> Iterator[Batch]:
