@@ -42,23 +42,23 @@ def test_a_second_thread_runs_the_jobs_of_another_tenant() -> None:
 
 
 def test_both_threads_start_within_the_given_context() -> None:
-    number, go_on = [0], threading.Event()
+    started, go_on = set[threading.Thread](), threading.Event()
 
-    def num_threads() -> int:
-        return sum(thread.name.startswith("started") for thread in threading.enumerate())
+    def running() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("started")}
 
     @contextmanager
     def starting() -> Iterator[None]:
-        before = num_threads()
+        before = running()
         yield
-        number[0] += num_threads() - before
+        started.update(running() - before)
 
     worker = WorkerThread("started", has_second=True, starting=starting)
     futures = [worker.submit(go_on.wait, tenant=tenant) for tenant in "aabb"]
     go_on.set()
     for future in futures:
         future.result(90)
-    assert number == [2]
+    assert len(started) == 2
 
 
 def test_a_failed_job_fails_its_future_only() -> None:
