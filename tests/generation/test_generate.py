@@ -1,6 +1,7 @@
 """How answers are started: the model is selected once, and the checks of one request delay no other."""
 
 import threading
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -43,7 +44,8 @@ def test_others_go_on_while_a_grammar_is_compiled(
 
     monkeypatch.setattr(WorkerProcess, "ask", held)
     with ThreadPoolExecutor() as threads:
-        guided = threads.submit(here.post, path, json={**fields, "structured_outputs": {"choice": ["yes", "no"]}})
+        outputs = {"choice": ["yes", uuid.uuid4().hex]}  # a grammar that the server has not compiled before
+        guided = threads.submit(here.post, path, json={**fields, "structured_outputs": outputs})
         try:
             assert compiling.wait(90)
             assert here.get("/healthz").status_code == 200
