@@ -144,7 +144,8 @@ def _check(source: Source, number: int) -> tuple[Outcome, list[str], list[str]]:
         outcome = Outcome("taken", "", "\n".join(broken) or None, time.monotonic() - started)
     except InvalidField as error:
         outcome = Outcome("refused", _kind(error.message), None, time.monotonic() - started)
-    signal.alarm(0)
+    finally:
+        signal.alarm(0)
     return outcome, answers, left_out
 
 
