@@ -71,11 +71,11 @@ def relay(target: str) -> Iterator[Relay]:
                 async for piece in answer.aiter_raw():
                     said += piece if answer.status_code == 400 else b""
                     yield piece
-            finally:
+            finally:  # also when the program leaves before the last byte
+                running.requests.append((request.url.path, body))
+                if answer.status_code == 400:
+                    running.refusals.append(said.decode(errors="replace"))
                 await answer.aclose()
-            running.requests.append((request.url.path, body))
-            if answer.status_code == 400:
-                running.refusals.append(said.decode(errors="replace"))
 
         kept = {name: value for name, value in answer.headers.items() if name not in _OF_ANSWER}
         return StreamingResponse(pieces(), answer.status_code, kept)
