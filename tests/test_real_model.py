@@ -25,8 +25,8 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# The script installs PyTorch into .venv-models, unless it is there. Both take 5 minutes on two quiet cores, and more than 25
-# next to a dozen other processes.
+# The script installs PyTorch into .venv-models, unless it is there. Both take 5 minutes on two quiet cores, and
+# more than 25 next to a dozen other processes.
 @pytest.mark.timeout(3600)
 def test_the_export_of_real_weights_keeps_their_answers(work: Path) -> None:
     command = [sys.executable, "scripts/check_real_model.py", "--quick", "--work", str(work)]
