@@ -1,10 +1,14 @@
 """Scores and classes by the demo model: vLLM's and SGLang's forms, and what is refused."""
 
 import math
+import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from genai_server.errors import RunnerFailed
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
@@ -62,6 +66,24 @@ def test_an_item_may_come_first(server: RunningServer) -> None:
     query, item = tokens(server, QUERY), tokens(server, ITEMS[0])
     (found,) = post(server, "/v1/score", SCORING, items=ITEMS[0], item_first=True)["scores"]
     assert found == pytest.approx(reference(server, [*item, *query]), rel=1e-4)
+
+
+def test_the_tokenizers_special_tokens_begin_a_query_unless_left_out(tmp_path: Path) -> None:
+    with_beginning = Path(shutil.copytree(DEMO, tmp_path / "demo"))
+    tokenizer = Tokenizer.from_file(str(with_beginning / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    tokenizer.save(str(with_beginning / "tokenizer.json"))
+    with run_here(tmp_path, "--model-dir", str(with_beginning), "--device", "cpu") as server:
+        query, items = tokens(server, QUERY), [tokens(server, item) for item in ITEMS]
+        for fields, expected in (
+            ({}, [1, *query]),
+            ({"add_special_tokens": True}, [1, *query]),
+            ({"add_special_tokens": False}, query),
+        ):
+            as_tokens = {**SCORING, "query": expected, "items": items}
+            assert (
+                post(server, "/v1/score", SCORING, **fields)["scores"] == post(server, "/v1/score", as_tokens)["scores"]
+            )
 
 
 def test_texts_are_classified(server: RunningServer) -> None:

@@ -64,6 +64,7 @@ def test_tables_are_no_settings_and_may_be_missing(tmp_path: Path) -> None:
         ("[mcp.time]\ncommand = []", "[mcp.time] command: must not be empty"),
         ('[mcp.time]\ncommand = ["x"]\ntimeout = 0', "[mcp.time] timeout: must be greater than 0"),
         ('[mcp.time]\ncommand = ["x"]\ntimeouts = 1', "[mcp.time] timeouts: unknown"),
+        ('[mcp.time]\ncommand = ["x"]\napproval = [5]', "[mcp.time] approval: must be"),
         ('[mcp.time]\nurl = "file:///x"', "[mcp.time] url: must match ^https?://[!-~]+$"),
         (
             '[mcp.time]\ncommand = ["x"]\nenv = { A = "${NO}" }',

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from genai_server.errors import ConfigurationError
-from genai_server.hub.architectures import check_architecture, has_draft_head, known_architectures
+from genai_server.hub.architectures import (
+    check_architecture,
+    count_weights,
+    has_draft_head,
+    known_architectures,
+)
 
 BUILDER = 'if config.architectures[0] == "LlamaForCausalLM":\n elif config.architectures[0] == "OlmoForCausalLM" and x:'
 
@@ -64,3 +69,28 @@ def test_an_architecture_is_refused_if_the_builder_lacks_it() -> None:
 @pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": None}, {"architectures": "x"}])
 def test_a_model_without_an_architecture_is_the_builders(config: dict[str, Any]) -> None:
     check_architecture(config, {"LlamaForCausalLM"}, precision="int4", device="cpu")
+
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 10, "num_attention_heads": 4, "intermediate_size": 16}
+# Of the embeddings and the head, and of both layers: queries and outputs, keys and values, and the three matrices of
+# the feed-forward network.
+TABLES, LAYERS = 2 * 10 * 8, 2 * (2 * 8 * 8 + 2 * 8 * 8 + 3 * 8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "number"),
+    [
+        (SIZES, TABLES + LAYERS),
+        ({"text_config": SIZES}, TABLES + LAYERS),
+        ({**SIZES, "tie_word_embeddings": True}, TABLES // 2 + LAYERS),
+        ({"text_config": SIZES, "tie_word_embeddings": True}, TABLES // 2 + LAYERS),
+        ({**SIZES, "num_key_value_heads": 1}, TABLES + LAYERS - 2 * 2 * 8 * 6),
+        ({**SIZES, "head_dim": 4}, TABLES + LAYERS + 2 * 4 * 8 * 8),
+        ({**SIZES, "num_experts": 3}, TABLES + LAYERS + 2 * 2 * 3 * 8 * 16),
+        ({**SIZES, "num_local_experts": 4, "moe_intermediate_size": 4}, TABLES + LAYERS),
+        ({**SIZES, "num_attention_heads": 0}, None),
+        ({"hidden_size": 8}, None),
+    ],
+)
+def test_weights_are_counted_by_the_sizes_of_a_configuration(config: dict[str, Any], number: int | None) -> None:
+    assert count_weights(config) == number

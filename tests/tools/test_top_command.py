@@ -121,6 +121,14 @@ def test_requests_are_sorted_by_key_or_another_order_and_chosen_by_place() -> No
         assert choice.request == "a"
 
 
+def test_each_order_follows_another_and_the_first_the_last() -> None:
+    choice, orders = Choice(), []
+    for _ in range(len(ORDERS) + 1):
+        orders.append(choice.order)
+        choice.next_order()
+    assert orders == [*range(len(ORDERS)), 0]
+
+
 def test_chosen_request_is_cancelled_after_a_confirmation(scripted: RunningServer) -> None:
     with scripted.stream("count 900; delay 0.02") as events, _terminal(scripted.url) as (_, ours):
         next(iter(events))

@@ -54,7 +54,9 @@ def test_skills_are_described_to_the_model() -> None:
     skill = {"name": "pdf", "description": "Read PDFs.", "path": "skills/pdf"}
     shell = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
     (tool,) = _chat(tools=[shell]).tools or []
-    assert "- pdf (skills/pdf): Read PDFs." in (tool.function.description or "")
+    lines = (tool.function.description or "").splitlines()
+    assert lines[1].startswith("Skills, which are folders with instructions")
+    assert lines[2:] == ["- pdf (skills/pdf): Read PDFs."]
 
 
 @pytest.mark.parametrize("kind", ["shell", "local_shell", "tool_search", "apply_patch"])

@@ -18,7 +18,7 @@ from openai.types.responses import (
     response_output_message,
 )
 
-from genai_server.apis.responses.items import to_response_items
+from genai_server.apis.responses.items import encrypted, to_response_items
 from genai_server.apis.responses.leniency import LEFT_OUT, convert
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import name_conversions, to_chat
@@ -85,6 +85,7 @@ def test_nothing_of_an_item_is_lost_without_being_named(kind: Any) -> None:
     assert {field for field in lost if f".{field}" not in named} == set()
     if item.get("type") in FOREIGN:
         assert f"input[0] ({item['type']}" in named
+    assert "input[1]" not in named
 
 
 @pytest.mark.parametrize("kind", _examples(PARTS))
@@ -174,6 +175,13 @@ def test_what_another_server_has_encrypted_is_left_out_and_named(
     assert response.status_code == 200
     assert response.headers[IGNORED_HEADER] == "input[0].encrypted_content, input[1].encrypted_content"
     assert _answer(strict, thought).json()["error"]["param"] == "input[0].encrypted_content"
+
+
+def test_what_this_server_has_encrypted_is_read() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": encrypted("think of hi")}
+    text, named = _read({"input": [thought, {"role": "assistant", "content": "hi"}, USER]})
+    assert "think of hi" in text
+    assert named == ""
 
 
 def test_an_output_whose_call_has_been_cut_off_is_a_text(scripted: RunningServer) -> None:
