@@ -22,7 +22,7 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect as connect_websocket
 from websockets.sync.connection import Connection
 
-from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.protocol import GuardedProtocol, StallGuard
 from tests.raw_http import answers, connect, read_to_end
 from tests.running_server import RunningServer, body, run_server, wait_until
 
@@ -284,6 +284,49 @@ def test_unread_response_buffers_at_most_64_kib() -> None:
         assert 64 * 1024 < waiting < 64 * 1024 + 2048
         wait_until(connection.transport.is_closing)
         assert len(read_to_end(sock)) < 64 * MIB  # the system's buffers
+
+
+class Timers:
+    """In place of an event loop: runs what is due only when the test says so."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def call_later(self, delay: float, callback: Callable[..., None], *arguments: Any) -> "Timers":
+        self._waiting.append((callback, arguments))
+        return self
+
+    def cancel(self) -> None:
+        self._waiting.pop()
+
+    def run_due(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for callback, arguments in waiting:
+            callback(*arguments)
+
+
+class FullBuffer:
+    """In place of a transport whose buffer has as many bytes whenever one looks."""
+
+    is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return 70_000
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_client_that_has_read_since_its_buffer_was_full_stays_connected(reads: bool) -> None:
+    loop, buffer = Timers(), FullBuffer()
+    guard = StallGuard(stall_timeout=2)
+    guard.loop, guard.transport = cast(asyncio.AbstractEventLoop, loop), cast(asyncio.Transport, buffer)
+    guard.pause_writing()
+    if reads:
+        guard.resume_writing()
+    loop.run_due()
+    assert buffer.is_aborted is not reads
 
 
 def _with_certificate(folder: Path, **settings: str) -> dict[str, str]:
