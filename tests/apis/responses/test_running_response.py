@@ -90,7 +90,9 @@ async def test_a_running_response_has_items_by_their_ids_and_keeps_its_text_when
     assert message["content"][0]["text"] == "half"
 
 
-async def test_a_response_ends_even_if_it_cannot_be_kept(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_ends_even_if_it_cannot_be_kept(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     running = _running(store, _Cancelled())
 
     async def fail(record: object) -> str | None:
@@ -101,6 +103,7 @@ async def test_a_response_ends_even_if_it_cannot_be_kept(store: ResponseStore, m
     last = [event async for event in running.follow()][-1]
     assert last["type"] == "response.incomplete"
     assert running.not_stored == "internal error; see the server log"
+    assert "KeyError: 'status'" in caplog.text
 
 
 async def test_cancellation_during_a_remote_check_ends_it_once(

@@ -82,7 +82,7 @@ def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: E
     file = adapted / "lively.onnx_adapter"
     sequence = begin(engine, 1, file, "1")
     assert sequence.adapter is not None
-    loaded = weakref.ref(sequence.adapter)
+    loaded, weights = weakref.ref(sequence.adapter), weakref.ref(sequence.adapter.loaded)
     engine.run(sequence, 2)
     engine.runners.loaded.adapters.unload("1")
     engine.run(sequence, STEPS)
@@ -90,7 +90,7 @@ def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: E
     engine.end(sequence)
     del sequence
     engine.run(engine.begin(2, FRANCE), 1)  # the scheduler keeps the last step until the next
-    assert loaded() is None
+    assert (loaded(), weights()) == (None, None)
 
 
 def test_what_is_written_into_a_loaded_file_changes_no_generators_answer(
