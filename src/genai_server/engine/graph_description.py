@@ -37,13 +37,12 @@ class LayerState:
     present: str
     # The shape for one sequence. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
     shape: tuple[int, ...]
-    # The numpy type of the values.
+    # The numpy type of the values in the model's file.
     type: Any
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the state of one sequence in bytes."""
-        return math.prod(self.shape) * int(np.dtype(self.type).itemsize)
+    def num_bytes(self, type: Any) -> int:
+        """Return the size in bytes of the state of one sequence whose values are of the numpy type `type`."""
+        return math.prod(self.shape) * int(np.dtype(type).itemsize)
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,9 @@ class DecoderGraph:
         """Bytes that one sequence takes in memory, whatever its length: its recurrent states and encoded audio in all
         layers, but no KV cache.
         """
-        return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
+        # The operators of genai-server-native keep 32-bit states, also of models whose file has narrower ones.
+        recurrent = sum(state.num_bytes(np.float32) for state in (*self.conv_states, *self.recurrent_states))
+        return recurrent + sum(state.num_bytes(state.type) for state in self.cross_states)
 
     @property
     def cache_width(self) -> int:

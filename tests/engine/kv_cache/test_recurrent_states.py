@@ -245,9 +245,15 @@ def test_saved_states_are_copies(packed_hybrid: Hybrid) -> None:
         assert not array[1].any()
 
 
+def test_a_row_has_as_many_bytes_as_its_states(packed_hybrid: Hybrid) -> None:
+    graph = read_decoder_graph(packed_hybrid.path)
+    assert graph.bytes_per_row == sum(array[0].nbytes for array in RowStates(graph, 2).arrays) > 0
+
+
 def test_a_sound_is_that_of_its_row() -> None:
     graph = read_cross_decoder(BUILT / "whisper")
     states, binding = RowStates(graph, 2), Mock()
+    assert graph.bytes_per_row == sum(array[0].nbytes for array in states._audio.values())
     sound = [np.full((1, *state.shape), number + 1, state.type) for number, state in enumerate(graph.cross_states)]
     states.set_audio(1, sound)
     states.bind(binding)
