@@ -285,6 +285,8 @@ def test_errors_of_vllms_calls_name_its_fields(server: RunningServer) -> None:
     fields = {"lora_name": "x", "lora_path": "/none"}
     missing = server.client.post("/v1/load_lora_adapter", json=fields)
     assert refusal(missing) == (400, "adapter_load_failed", "lora_path")
+    empty = server.client.post("/v1/load_lora_adapter", json={**fields, "lora_path": ""})
+    assert refusal(empty) == (400, "invalid_value", "lora_path")
     model = server.client.post("/v1/load_lora_adapter", json={**fields, "base_model_name": "three"})
     assert refusal(model) == (404, "model_not_found", "base_model_name")
 

@@ -50,6 +50,12 @@ def test_a_tool_is_a_function_whose_schema_is_followed(kind: str) -> None:
     assert tool.function.parameters == {**(tool.function.parameters or {}), "additionalProperties": False}
 
 
+def test_a_local_command_has_at_least_a_program() -> None:
+    (tool,) = _chat(tools=[{"type": "local_shell"}]).tools or []
+    command = (tool.function.parameters or {})["properties"]["command"]
+    assert (command["type"], command["minItems"]) == ("array", 1)
+
+
 def test_skills_are_described_to_the_model() -> None:
     skill = {"name": "pdf", "description": "Read PDFs.", "path": "skills/pdf"}
     shell = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}

@@ -11,7 +11,7 @@ import pytest
 
 from genai_server.answer_parts import Content
 from genai_server.apis.responses.response import ResponseBuilder
-from genai_server.apis.responses.running_response import RunningResponse
+from genai_server.apis.responses.running_response import Following, RunningResponse
 from genai_server.apis.responses.store import CallerStore, ResponseStore
 from genai_server.generation.answers import Ending, Generation, Piece
 from genai_server.http.telemetry.request_record import Usage
@@ -33,7 +33,7 @@ class _Endless:
 
     def __init__(self) -> None:
         self.is_closed = False
-        self.progress = None
+        self.progress: tuple[int, int] | None = None
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any, Piece | None]]:
         yield 0, None, Piece([Content("half")], [])
@@ -120,3 +120,11 @@ async def test_cancellation_during_a_remote_check_ends_it_once(
     numbers = [event["sequence_number"] async for event in running.follow()]
     assert numbers == list(range(len(numbers)))
     assert (await store.get("resp_1")).response["status"] == "cancelled"
+
+
+async def test_a_stream_that_follows_has_the_progress_of_the_generation(store: ResponseStore) -> None:
+    generation = _Endless()
+    following = Following(_running(store, generation))
+    for progress in ((3, 9), None):
+        generation.progress = progress
+        assert following.progress == progress
