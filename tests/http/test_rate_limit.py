@@ -14,7 +14,7 @@ from genai_server.errors import InvalidField, RateLimitExceeded
 from genai_server.http.api_keys import ApiKey, line_of
 from genai_server.http.rate_limit import RateLimits
 from tests.hand_clock import HandClock
-from tests.running_server import RunningServer, body, suspended, wait_until
+from tests.running_server import RunningServer, body, refusal, suspended, wait_until
 from tests.server_here import run_here
 
 ANN, BOB, CID = ApiKey("ann", b"a"), ApiKey("bob", b"b"), ApiKey("cid", b"c", concurrent=2, rate=0)
@@ -179,6 +179,21 @@ def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> 
             assert list(lines)
         wait_until(lambda: limited.client.get(path, headers=bearer("slow")).status_code == 200)
     wait_until(lambda: chat(limited, "slow").status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {**body("say x"), "n": 2}, "n"),
+        ("/v1/completions", {"prompt": "x", "n": 2}, "n"),
+        ("/v1/completions", {"prompt": ["x", "y"]}, "prompt"),
+        ("/v1/completions", {"prompt": ["x", "y"], "n": 2}, "n"),
+    ],
+)
+def test_the_field_that_asks_for_too_many_answers_is_named(
+    limited: RunningServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(limited.client.post(path, json=fields, headers=bearer("slow"))) == (400, "invalid_value", param)
 
 
 def test_refused_request_is_not_parsed_and_has_the_apis_form(limited: RunningServer) -> None:
