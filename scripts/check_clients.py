@@ -93,6 +93,8 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
                 results.append(Result(client.name, "", missing=str(error)))
             else:
                 results.append(Result(client.name, version, tuple(checks)))
+            # All clients take an hour, in which a run may be ended.
+            print(" | ".join(row(results[-1])), file=sys.stderr, flush=True)
     return results
 
 
