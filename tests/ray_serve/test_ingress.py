@@ -11,7 +11,7 @@ import pytest
 
 from genai_server.config.settings import Settings
 from genai_server.model_files.pooling_model import Task
-from genai_server.ray_serve.forwarded import ReplicaAnswer
+from genai_server.ray_serve.forwarded import REPLICA_HEADER, ReplicaAnswer
 from genai_server.ray_serve.model_choice import ModelNames
 from tests.ray_serve.handles import Handle
 
@@ -193,6 +193,19 @@ def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.Monk
     assert answer.status_code == replicas["hung"]["status"] == 503
     assert replicas["hung"]["body"]["error"]["message"].startswith("the replica has not answered for")
     assert replicas["well"] == {"model": "m", "status": 200, "body": {"devices": {}}}
+
+
+def test_a_replica_that_a_request_names_has_longer_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    async def ask(deployments: object, request: object, seconds: float, **options: object) -> list[ReplicaAnswer]:
+        waited.append(seconds)
+        return [_well(b'{"devices":{}}', *JSON)]
+
+    monkeypatch.setattr("genai_server.ray_serve.ingress.ask_replicas", ask)
+    for headers in ({}, {REPLICA_HEADER: "well"}):
+        assert _call({"m": Handle()}, "GET", "/v1/admin/runtime_options", headers=headers).status_code == 200
+    assert waited == [10, 25]
 
 
 def test_metrics_are_those_of_the_replicas_that_answer_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
