@@ -37,11 +37,13 @@ class LayerState:
     present: str
     # The shape for one sequence. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
     shape: tuple[int, ...]
-    # The numpy type of the values in the model's file.
+    # The numpy type that the values have in the model's graph. The engine may keep them in memory in a wider one.
     type: Any
 
     def num_bytes(self, type: Any) -> int:
-        """Return the size in bytes of the state of one sequence whose values are of the numpy type `type`."""
+        """Return how many bytes the state of one sequence takes in memory if its values are kept there in the numpy
+        type `type`, which need not be that of the graph.
+        """
         return math.prod(self.shape) * int(np.dtype(type).itemsize)
 
 
@@ -192,7 +194,7 @@ class DecoderGraph:
         """Bytes that one sequence takes in memory, whatever its length: its recurrent states and encoded audio in all
         layers, but no KV cache.
         """
-        # The operators of genai-server-native keep 32-bit states, also of models whose file has narrower ones.
+        # The operators of genai-server-native keep recurrent states in 32-bit floats, whatever type the graph has.
         recurrent = sum(state.num_bytes(np.float32) for state in (*self.conv_states, *self.recurrent_states))
         return recurrent + sum(state.num_bytes(state.type) for state in self.cross_states)
 
