@@ -196,7 +196,7 @@ def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.Monk
 
 
 def test_a_replica_that_a_request_names_has_longer_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = []
+    waited: list[float] = []
 
     async def ask(deployments: object, request: object, seconds: float, **options: object) -> list[ReplicaAnswer]:
         waited.append(seconds)
@@ -205,7 +205,8 @@ def test_a_replica_that_a_request_names_has_longer_to_answer(monkeypatch: pytest
     monkeypatch.setattr("genai_server.ray_serve.ingress.ask_replicas", ask)
     for headers in ({}, {REPLICA_HEADER: "well"}):
         assert _call({"m": Handle()}, "GET", "/v1/admin/runtime_options", headers=headers).status_code == 200
-    assert waited == [10, 25]
+    of_all, of_one = waited
+    assert of_all < of_one
 
 
 def test_metrics_are_those_of_the_replicas_that_answer_as_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_skills_are_described_to_the_model() -> None:
     shell = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
     (tool,) = _chat(tools=[shell]).tools or []
     lines = (tool.function.description or "").splitlines()
-    assert lines[1].startswith("Skills, which are folders with instructions")
+    assert lines[1].startswith("Skills")
     assert lines[2:] == ["- pdf (skills/pdf): Read PDFs."]
 
 
