@@ -93,7 +93,7 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
                 results.append(Result(client.name, "", missing=str(error)))
             else:
                 results.append(Result(client.name, version, tuple(checks)))
-            # All clients take an hour, in which a run may be ended.
+            # A run of all clients takes an hour. If it is ended early, the results so far have been printed.
             print(" | ".join(row(results[-1])), file=sys.stderr, flush=True)
     return results
 
